@@ -1,0 +1,43 @@
+# Copyright (c) The gb10.fleet maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Filters over a rank spec."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ansible.errors import AnsibleFilterError
+from ansible_collections.gb10.fleet.plugins.module_utils import _rank_spec
+
+
+def with_fabric(spec: Mapping[str, Any], fabric_env: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Lay the environment that the fabric role discovered under what the spec already declares."""
+    out = copy.deepcopy(dict(spec))
+    found = {k: str(v) for k, v in (fabric_env or {}).items() if v not in (None, "")}
+    out["env"] = {**found, **out["env"]}
+    return out
+
+
+def check_ranks(specs: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the specs (by rank) of a cluster unchanged, or fail where they differ beyond the allowed keys."""
+    try:
+        _rank_spec.check_group(specs)
+    except _rank_spec.RankSpecError as exc:
+        raise AnsibleFilterError(str(exc)) from exc
+    return specs
+
+
+class FilterModule:
+    """Filters of gb10.fleet that turn a rank spec into what Docker takes."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        return {
+            "rank_spec": _rank_spec.rank_spec,
+            "check_ranks": check_ranks,
+            "with_fabric": with_fabric,
+            "docker_run": _rank_spec.docker_run_text,
+            "docker_container": _rank_spec.docker_container_options,
+        }
