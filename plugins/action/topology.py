@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
+
 from ansible_collections.gb10.fleet.plugins.module_utils._rank_spec import (
     RankSpecError,
     check_group,
@@ -85,16 +86,22 @@ class ActionModule(ActionBase):
     def _member(self, host: str, hostvars: Mapping[str, Any]) -> Member:
         variables = hostvars[host]
         address = variables.get("fabric_address") or variables.get("ansible_host") or host
-        return Member(host, variables.get("cluster"), variables.get("rank"), str(address), tuple(variables["group_names"]))
+        return Member(
+            host, variables.get("cluster"), variables.get("rank"), str(address), tuple(variables["group_names"])
+        )
 
     def _facts(self, host: str, task_vars: Mapping[str, Any], whole: bool) -> dict[str, Any]:
         hostvars = task_vars["hostvars"]
         fleet = [
-            self._member(h, hostvars) for h in task_vars["groups"]["all"] if h == host or hostvars[h].get("cluster") is not None
+            self._member(h, hostvars)
+            for h in task_vars["groups"]["all"]
+            if h == host or hostvars[h].get("cluster") is not None
         ]
         mine = next(m for m in fleet if m.name == host)
         if mine.cluster is None:
-            raise TopologyError(f"{host}: cluster is not set. Set cluster (a name) and rank (0 for the head) in the inventory.")
+            raise TopologyError(
+                f"{host}: cluster is not set. Set cluster (a name) and rank (0 for the head) in the inventory."
+            )
         check_member(mine)
         cluster = mine.cluster
         members = [m for m in fleet if m.cluster == cluster]
@@ -120,8 +127,17 @@ class ActionModule(ActionBase):
             "topology_recipe": recipe,
             "topology_spec": labelled(spec, spec_hash(spec)),
             "topology_spec_hash": spec_hash(spec),
+            "topology_probe": {
+                "url": f"http://{self._probe_address(recipe['api_host'])}:{recipe['port']}",
+                "model": recipe["served_name"],
+            },
             "topology_endpoint": f"http://{hostvars[head.name].get('ansible_host') or head.name}:{recipe['port']}",
         }
+
+    @staticmethod
+    def _probe_address(api_host: str) -> str:
+        """Where the head's own node reaches the engine; it works for an engine that is bound to loopback, too."""
+        return "127.0.0.1" if api_host in ("0.0.0.0", "localhost", "") else api_host  # noqa: S104
 
     def _recipe(self, cluster: str, members: list[str], hostvars: Mapping[str, Any]) -> dict[str, Any]:
         first = hostvars[members[0]]
@@ -134,7 +150,9 @@ class ActionModule(ActionBase):
                     )
         name = first.get("recipe")
         if not isinstance(name, str) or not name:
-            raise TopologyError(f"cluster {cluster}: recipe is {name!r}, wanted the name of a recipe, such as glm-5.3-flash-nvfp4.")
+            raise TopologyError(
+                f"cluster {cluster}: recipe is {name!r}, wanted the name of a recipe, such as glm-5.3-flash-nvfp4."
+            )
         directories = [str(d) for d in first.get("recipe_dirs") or []]
         if first.get("inventory_dir"):
             directories.append(str(Path(str(first["inventory_dir"])) / "recipes"))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
+
 from ansible_collections.gb10.fleet.plugins.module_utils import _rank_spec
 
 

@@ -22,7 +22,9 @@ def render_ranks(hosts: Iterable[Mapping[str, Any]]) -> str:
     for host in sorted(hosts, key=lambda h: (h["topology_cluster"], -h["topology_rank"])):
         spec, size = host["topology_spec"], host["topology_size"]
         role = "head" if host["topology_rank"] == 0 else "worker"
-        lines = [f"# {host['inventory_hostname']}: cluster {host['topology_cluster']}, rank {host['topology_rank']} of {size} ({role})"]
+        lines = [
+            f"# {host['inventory_hostname']}: cluster {host['topology_cluster']}, rank {host['topology_rank']} of {size} ({role})"
+        ]
         names = DISCOVERED + (DISCOVERED_ROCE if host["topology_recipe"]["fabric"]["transport"] == "roce" else ())
         missing = [name for name in names if name not in spec["env"]] if size > 1 else []
         if missing:

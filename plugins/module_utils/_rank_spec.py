@@ -62,6 +62,7 @@ PER_RANK_LABELS = frozenset({"gb10.fleet.rank", "gb10.fleet.spec"})
 LABEL_CLUSTER = "gb10.fleet.cluster"
 LABEL_RANK = "gb10.fleet.rank"
 LABEL_RECIPE = "gb10.fleet.recipe"
+LABEL_PORT = "gb10.fleet.port"
 LABEL_SPEC = "gb10.fleet.spec"
 
 
@@ -172,6 +173,7 @@ def rank_spec(recipe: Mapping[str, Any], topology: Mapping[str, Any], fabric: Ma
             LABEL_CLUSTER: topology["cluster"],
             LABEL_RANK: str(topology["rank"]),
             LABEL_RECIPE: recipe["name"],
+            LABEL_PORT: str(recipe["port"]),
         },
     }
 

@@ -37,6 +37,8 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = Non
     numeric = [all(isinstance(row.get(n), (int, float)) or row.get(n) is None for row in rows) for n in names]
     lines = [title] if title else []
     for line in [head, *body]:
-        cells = [text.rjust(w) if right else text.ljust(w) for text, w, right in zip(line, widths, numeric, strict=True)]
+        cells = [
+            text.rjust(w) if right else text.ljust(w) for text, w, right in zip(line, widths, numeric, strict=True)
+        ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)

@@ -54,7 +54,9 @@ def check_member(member: Member) -> None:
             "Set fabric_address (names do not reach every rank the same way)."
         ) from None
     if address.is_loopback and member.rank > 0:
-        raise TopologyError(f"{member.name}: fabric_address {address} is a loopback address that no other rank can reach.")
+        raise TopologyError(
+            f"{member.name}: fabric_address {address} is a loopback address that no other rank can reach."
+        )
 
 
 def check_cluster(name: str, members: Sequence[Member], nodes: int | None, fleet: Sequence[Member]) -> list[Member]:
@@ -100,7 +102,11 @@ def declared_fabric(variables: Mapping[str, Any], transport: str) -> dict[str, A
     if interface:
         # Always together: one of them left at an image's default binds Gloo to an interface that does not exist here
         # (case net-ifname-baked).
-        env.update(dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "MN_IF_NAME"), str(interface)))
+        env.update(
+            dict.fromkeys(
+                ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "MN_IF_NAME"), str(interface)
+            )
+        )
     if transport == "roce":
         hca = variables.get("fabric_hca")
         if hca:

@@ -91,6 +91,11 @@ ansible_facts:
       description: sha256 of the declared rank spec. The label C(gb10.fleet.spec) of a running rank is compared with it.
       type: str
       returned: success
+    topology_probe:
+      description: URL (as the head's own node reaches it) and served model name, for the probe of M(gb10.fleet.rank_info).
+      type: dict
+      returned: success
+      sample: {url: "http://127.0.0.1:8000", model: glm-5.3-flash}
     topology_endpoint:
       description: Where the head answers.
       type: str
