@@ -1,0 +1,276 @@
+# Copyright (c) The gb10.fleet maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Run nvidia-smi with a timeout and read what it says.
+
+On a GB10 memory, fan, power cap and memory clock are ``[N/A]`` or ``Not Supported`` (leptonai/gpud#1170): every such text is
+``None`` here, never 0 and never an error. A call can block for minutes on a wedged driver (491-737 s seen), so every call has a
+timeout, and a timeout is a verdict of its own: :class:`NvidiaSmiTimeout`.
+
+Standard library only, and nothing of Ansible: the programs that stay on a node ship a copy of this file beside themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+TIMEOUT_S = 10.0
+# Bit of clocks_event_reasons.active (nvml.h, nvmlClocksEventReasons) -> its name in the XML.
+_REASONS = (
+    (0x001, "gpu_idle"),
+    (0x002, "applications_clocks_setting"),
+    (0x004, "sw_power_cap"),
+    (0x008, "hw_slowdown"),
+    (0x010, "sync_boost"),
+    (0x020, "sw_thermal_slowdown"),
+    (0x040, "hw_thermal_slowdown"),
+    (0x080, "hw_power_brake_slowdown"),
+    (0x100, "display_clocks_setting"),
+)
+_NOTHING = frozenset(("", "n/a", "not supported", "not available", "unknown error", "err!", "insufficient permissions"))
+_NUMBER = re.compile(r"^-?\d+(?:\.\d+)?")
+
+
+class NvidiaSmiError(Exception):
+    """nvidia-smi gave no usable answer; the message is a sentence for the user."""
+
+
+class NvidiaSmiAbsent(NvidiaSmiError):
+    """There is no nvidia-smi on this node."""
+
+
+class NvidiaSmiTimeout(NvidiaSmiError):
+    """nvidia-smi did not come back: the driver is wedged. Not the same as "no GPU"."""
+
+
+class NvidiaSmiFailed(NvidiaSmiError):
+    """nvidia-smi came back with an error (``rc``) or refused (``text`` holds its words)."""
+
+    def __init__(self, message: str, rc: int = 0, text: str = "") -> None:
+        super().__init__(message)
+        self.rc = rc
+        self.text = text
+
+
+class Process(NamedTuple):
+    """A process on the GPU. ``used_mib`` works on GB10 although the memory totals do not."""
+
+    pid: int
+    name: str
+    kind: str
+    used_mib: float | None
+
+
+class Gpu(NamedTuple):
+    """One GPU of ``nvidia-smi -q -x``. ``None``: the driver does not say (memory, caps and fan of a GB10)."""
+
+    bus_id: str
+    name: str | None
+    uuid: str | None
+    driver_version: str | None
+    persistence: bool | None
+    pstate: str | None
+    temperature_celsius: float | None
+    power_w: float | None
+    utilization_percent: float | None
+    gr_mhz: float | None
+    sm_mhz: float | None
+    gr_max_mhz: float | None
+    sm_max_mhz: float | None
+    memory_total_mib: float | None
+    memory_used_mib: float | None
+    reasons: tuple[str, ...]
+    processes: tuple[Process, ...]
+
+    @property
+    def unified_memory(self) -> bool:
+        """True when CPU and GPU share one pool: then only /proc/meminfo tells how much is free."""
+        return self.memory_total_mib is None
+
+
+def text_or_none(text: str | None) -> str | None:
+    """A value as nvidia-smi prints it, or None for ``[N/A]``, ``Not Supported``, ``[Unknown Error]`` and their like."""
+    stripped = (text or "").strip()
+    if stripped.strip("[]").strip().lower() in _NOTHING or (stripped.startswith("[") and stripped.endswith("]")):
+        return None
+    return stripped
+
+
+def number_or_none(text: str | None) -> float | None:
+    """The number in front of a unit (``124.89 W``, ``0 %``, ``2184 MHz``), or None when there is none."""
+    found = _NUMBER.match(text_or_none(text) or "")
+    return float(found.group()) if found else None
+
+
+def reasons_of_mask(text: str | None) -> tuple[str, ...]:
+    """Names of the bits in ``clocks_event_reasons.active`` (``0x0000000000000001`` -> ``("gpu_idle",)``)."""
+    stripped = text_or_none(text)
+    if stripped is None:
+        return ()
+    try:
+        mask = int(stripped, 16)
+    except ValueError:
+        return ()
+    return tuple(name for bit, name in _REASONS if mask & bit)
+
+
+def parse_csv(text: str) -> list[dict[str, str | None]]:
+    """Rows of ``--format=csv`` by field name without its unit (``power.draw [W]`` -> ``power.draw``).
+
+    Only the last field of a row may hold a comma (a process name): ask for it last.
+    """
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines:
+        return []
+    names = [re.sub(r" \[.*\]$", "", name.strip()) for name in lines[0].split(",")]
+    rows = []
+    for line in lines[1:]:
+        cells = line.split(",", len(names) - 1)
+        if len(cells) == len(names):
+            rows.append({name: text_or_none(cell) for name, cell in zip(names, cells, strict=True)})
+    return rows
+
+
+def parse_xml(text: str) -> list[Gpu]:
+    """The GPUs of ``nvidia-smi -q -x``. Raises NvidiaSmiFailed when the text is not that document."""
+    import xml.etree.ElementTree as ElementTree
+
+    try:
+        root = ElementTree.fromstring(text)  # noqa: S314 - the driver's own tool wrote it
+    except ElementTree.ParseError as exc:
+        raise NvidiaSmiFailed(f"nvidia-smi -q -x did not print XML ({exc}): {_first_line(text)}", text=text) from exc
+    driver = text_or_none(root.findtext("driver_version"))
+    return [_gpu(node, driver) for node in root.iter("gpu")]
+
+
+def _gpu(node: Any, driver: str | None) -> Gpu:
+    def word(path: str) -> str | None:
+        return text_or_none(node.findtext(path))
+
+    def number(*paths: str) -> float | None:
+        return next((n for n in (number_or_none(node.findtext(p)) for p in paths) if n is not None), None)
+
+    persistence = word("persistence_mode")
+    reasons = []
+    # Drivers before 535 say "throttle" where later ones say "event".
+    for path in ("clocks_event_reasons", "clocks_throttle_reasons"):
+        for child in node.findall(f"{path}/*"):
+            if (child.text or "").strip() == "Active":
+                reasons.append(re.sub(r"^clocks_(?:event|throttle)_reasons?_", "", child.tag))
+    processes = [
+        Process(
+            int(number_or_none(info.findtext("pid")) or 0),
+            text_or_none(info.findtext("process_name")) or "?",
+            text_or_none(info.findtext("type")) or "?",
+            number_or_none(info.findtext("used_memory")),
+        )
+        for info in node.findall("processes/process_info")
+    ]
+    return Gpu(
+        bus_id=str(node.get("id") or ""),
+        name=word("product_name"),
+        uuid=word("uuid"),
+        driver_version=driver,
+        persistence=None if persistence is None else persistence == "Enabled",
+        pstate=word("performance_state"),
+        temperature_celsius=number("temperature/gpu_temp"),
+        power_w=number(
+            "gpu_power_readings/average_power_draw",
+            "gpu_power_readings/instant_power_draw",
+            "gpu_power_readings/power_draw",
+            "power_readings/power_draw",
+        ),
+        utilization_percent=number("utilization/gpu_util"),
+        gr_mhz=number("clocks/graphics_clock"),
+        sm_mhz=number("clocks/sm_clock"),
+        gr_max_mhz=number("max_clocks/graphics_clock"),
+        sm_max_mhz=number("max_clocks/sm_clock"),
+        memory_total_mib=number("fb_memory_usage/total"),
+        memory_used_mib=number("fb_memory_usage/used"),
+        reasons=tuple(reasons),
+        processes=tuple(processes),
+    )
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "(no output)")
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Kill and do not wait for long: a process inside a wedged driver cannot be killed, and waiting for it would hang us too."""
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=0.5)
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def run(arguments: Sequence[str], *, command: str = "nvidia-smi", timeout_s: float = TIMEOUT_S) -> str:
+    """What ``nvidia-smi ARGUMENTS`` prints (both streams).
+
+    Raises NvidiaSmiAbsent, NvidiaSmiTimeout, or NvidiaSmiFailed for an exit code other than 0.
+    """
+    shown = " ".join((command, *arguments))
+    try:
+        process = subprocess.Popen(
+            [command, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except FileNotFoundError as exc:
+        raise NvidiaSmiAbsent(
+            f"{command} is not installed here. Install the NVIDIA driver, or leave the GPU settings out."
+        ) from exc
+    except OSError as exc:
+        raise NvidiaSmiFailed(f"{shown} cannot be started: {exc.strerror}.") from exc
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired as exc:
+        _end(process)
+        raise NvidiaSmiTimeout(
+            f"{shown} gave no answer within {timeout_s:g} s: the NVIDIA driver is wedged (this is not a missing GPU). "
+            "Reboot this node."
+        ) from exc
+    if process.returncode != 0:
+        raise NvidiaSmiFailed(
+            f"{shown} ended with exit code {process.returncode}: {_first_line(output)}", process.returncode, output
+        )
+    return output
+
+
+def query_gpus(
+    fields: Sequence[str], *, command: str = "nvidia-smi", timeout_s: float = TIMEOUT_S
+) -> list[dict[str, str | None]]:
+    """``nvidia-smi --query-gpu=FIELDS``: one dictionary per GPU, absent values are None. Raises as :func:`run`."""
+    return parse_csv(run([f"--query-gpu={','.join(fields)}", "--format=csv"], command=command, timeout_s=timeout_s))
+
+
+def query_processes(*, command: str = "nvidia-smi", timeout_s: float = TIMEOUT_S) -> list[Process]:
+    """Compute processes on the GPUs (``--query-compute-apps``). Raises as :func:`run`."""
+    text = run(
+        ["--query-compute-apps=pid,used_memory,process_name", "--format=csv"], command=command, timeout_s=timeout_s
+    )
+    processes = []
+    for row in parse_csv(text):
+        memory = row.get(
+            "used_gpu_memory", row.get("used_memory")
+        )  # asked for as used_memory, printed as used_gpu_memory
+        name = row["process_name"] or "?"
+        processes.append(Process(int(number_or_none(row["pid"]) or 0), name, "C", number_or_none(memory)))
+    return processes
+
+
+def snapshot(*, command: str = "nvidia-smi", timeout_s: float = TIMEOUT_S) -> list[Gpu]:
+    """``nvidia-smi -q -x``: everything about every GPU, in one call. Raises as :func:`run`."""
+    return parse_xml(run(["-q", "-x"], command=command, timeout_s=timeout_s))
