@@ -26,9 +26,9 @@ class ActionModule(ActionBase):
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
         task_vars = task_vars or {}
-        _, args = self.validate_argument_spec(
+        args = self.validate_argument_spec(
             argument_spec={"report": {"type": "str", "required": True}, "restart": {"type": "bool", "default": False}}
-        )
+        )[1]
         hostvars, members = task_vars["hostvars"], task_vars["topology_members"]
         # A node that became unreachable is out of the play: what it registered, if anything, says nothing.
         answers = [

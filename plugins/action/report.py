@@ -22,7 +22,7 @@ class ActionModule(ActionBase):
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
-        _, args = self.validate_argument_spec(argument_spec={"text": {"type": "str", "required": True}})
+        args = self.validate_argument_spec(argument_spec={"text": {"type": "str", "required": True}})[1]
         if args["text"]:
             display.display(str(args["text"]).rstrip("\n"))
         return {"changed": False, "text": args["text"]}

@@ -75,7 +75,7 @@ class ActionModule(ActionBase):
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
         task_vars = task_vars or {}
-        _, args = self.validate_argument_spec(argument_spec={"whole_clusters": {"type": "bool", "default": True}})
+        args = self.validate_argument_spec(argument_spec={"whole_clusters": {"type": "bool", "default": True}})[1]
         host = task_vars["inventory_hostname"]
         try:
             facts = self._facts(host, task_vars, args["whole_clusters"])

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
@@ -22,8 +22,9 @@ def with_fabric(spec: Mapping[str, Any], fabric_env: Mapping[str, Any] | None) -
     return out
 
 
-def check_ranks(specs: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the specs (by rank) of a cluster unchanged, or fail where they differ beyond the allowed keys."""
+def launch_specs(hosts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The specs (by rank) with which a cluster is started; fails where ranks differ beyond the keys in which they may."""
+    specs = [with_fabric(host["topology_spec"], host.get("fabric_env")) for host in hosts]
     try:
         _rank_spec.check_group(specs)
     except _rank_spec.RankSpecError as exc:
@@ -37,8 +38,7 @@ class FilterModule:
     def filters(self) -> dict[str, Callable[..., Any]]:
         return {
             "rank_spec": _rank_spec.rank_spec,
-            "check_ranks": check_ranks,
-            "with_fabric": with_fabric,
+            "launch_specs": launch_specs,
             "docker_run": _rank_spec.docker_run_text,
             "docker_container": _rank_spec.docker_container_options,
         }

@@ -28,7 +28,9 @@ def rank_reason(node: str, rank: Mapping[str, Any]) -> str | None:
         return f"{node}: no rank container"
     if not rank.get("running"):
         code = rank.get("exit_code")
-        return f"{node}: the rank container is {rank.get('status')}" + (f" (exit code {code})" if code is not None else "")
+        return f"{node}: the rank container is {rank.get('status')}" + (
+            f" (exit code {code})" if code is not None else ""
+        )
     if not rank.get("spec_matches"):
         other = rank.get("recipe")
         return f"{node}: the rank runs with other settings" + (f" (recipe {other})" if other else "")

@@ -131,7 +131,7 @@ def image_name(image: Mapping[str, Any]) -> str:
     reference: str = image["reference"]
     if not image.get("digest"):
         return reference
-    name, _, tag = reference.rpartition(":")
+    name, dummy, tag = reference.rpartition(":")
     base = name if name and "/" not in tag else reference
     return f"{base}@{image['digest']}"
 

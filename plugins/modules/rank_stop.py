@@ -70,7 +70,6 @@ seconds:
 """
 
 import json
-import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -78,6 +77,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ansible_collections.gb10.fleet.plugins.module_utils._command import run
 from ansible_collections.gb10.fleet.plugins.module_utils._rank_spec import LABEL_CLUSTER, LABEL_PORT, LABEL_RANK
 
 LISTEN = "0A"
@@ -112,19 +112,18 @@ class RankStop:
         self.module = module
         self.params = module.params
 
-    def docker(self, *words: str, timeout: float = 60) -> str:
-        argv = ["docker", *words]
-        try:
-            done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout, check=False)
-        except FileNotFoundError:
+    def docker(self, *words: str, timeout_s: float = 60) -> str:
+        answer = run(["docker", *words], timeout_s)
+        shown = " ".join(answer.argv)
+        if answer.missing:
             self.module.fail_json(msg="There is no docker command on this node. Install the Docker engine.")
-        except subprocess.TimeoutExpired:
+        if answer.timed_out:
             self.module.fail_json(
-                msg=f"`{' '.join(argv)}` gave no answer within {timeout:.0f} s. Run: systemctl status docker"
+                msg=f"`{shown}` gave no answer within {timeout_s:.0f} s. Run: systemctl status docker"
             )
-        if done.returncode and "No such container" not in done.stderr:
-            self.module.fail_json(msg=f"`{' '.join(argv)}` failed: {done.stderr.strip() or done.stdout.strip()}")
-        return str(done.stdout)
+        if not answer.ok and "No such container" not in answer.err:
+            self.module.fail_json(msg=f"`{shown}` failed: {answer.err.strip() or answer.out.strip()}")
+        return answer.out
 
     def find(self) -> list[dict[str, Any]]:
         wanted = [["--filter", f"label={LABEL_CLUSTER}"]]
@@ -155,8 +154,8 @@ class RankStop:
 
     def stop(self, container: dict[str, Any]) -> None:
         grace = self.params["stop_timeout_s"]
-        self.docker("stop", "--time", str(grace), container["id"], timeout=grace + 60)
-        self.docker("rm", "--force", container["id"], timeout=120)
+        self.docker("stop", "--time", str(grace), container["id"], timeout_s=grace + 60)
+        self.docker("rm", "--force", container["id"], timeout_s=120)
 
     def left_over(self, processes: dict[int, str], watched: set[int]) -> list[str]:
         left = [f"container {c['name']} ({c['status']})" for c in self.find()]
@@ -166,7 +165,7 @@ class RankStop:
         left += [f"a listener on port {port}" for port in sorted(listening_ports(tables) & watched)]
         return left
 
-    def run(self) -> dict[str, Any]:
+    def apply(self) -> dict[str, Any]:
         started = time.monotonic()
         containers = self.find()
         result: dict[str, Any] = {"changed": bool(containers), "stopped": containers}
@@ -204,7 +203,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    module.exit_json(**RankStop(module).run())
+    module.exit_json(**RankStop(module).apply())
 
 
 if __name__ == "__main__":

@@ -1,0 +1,72 @@
+# `make demo` does all set-up and serves a model in the sandbox; `make test` does all set-up and runs every check.
+.DEFAULT_GOAL := help
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+
+BIN := .venv/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+# The collections of the PyPI package ansible; a clone's own ansible.cfg has the rest.
+export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
+export MOLECULE_GLOB := molecule/*/molecule.yml
+export PYTHONDONTWRITEBYTECODE := 1
+SCENARIOS = $(sort $(patsubst molecule/%/molecule.yml,%,$(wildcard molecule/*/molecule.yml)))
+
+.PHONY: help setup engine demo ask test lint unit sanity molecule e2e bench bench-guard clean
+
+help: ## Show this list
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: .venv/.ready ## Make .venv with the pinned packages (finds Python 3.12 - 3.14)
+
+.venv/.ready: requirements.txt requirements-dev.txt scripts/find-python.sh
+	@python=$$(scripts/find-python.sh)
+	echo "setup: .venv with $$($$python --version), packages of requirements-dev.txt"
+	$$python -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	touch $@
+
+engine: ## Make sure that a Docker engine answers (installs docker.io on a Debian or Ubuntu without one)
+	@scripts/engine.sh
+
+demo: setup engine ## Bring the sandbox up, serve a model on two nodes, ask it something
+	@scripts/demo.sh
+
+test: lint unit sanity molecule e2e ## Run every check
+	@echo "make test: all checks passed"
+
+lint: setup ## ruff, mypy, yamllint, ansible-lint (production profile), antsibull-docs, changelog fragments
+	@ruff check .
+	ruff format --check .
+	mypy collections/ansible_collections/gb10/fleet/plugins
+	yamllint --strict .
+	ansible-lint --offline --strict
+	antsibull-changelog lint
+	antsibull-docs lint-collection-docs --plugin-docs --validate-collection-refs=all --skip-rstcheck .
+
+unit: setup ## Fast tests of functions, modules, programs and of playbooks that touch no host
+	@pytest tests/unit tests/playbooks
+
+sanity: setup ## ansible-test sanity over what git would ship
+	@scripts/sanity.sh
+
+molecule: setup engine ## One scenario per role, and the whole launch, with the fake engine (SCENARIOS="engine serve" picks)
+	@for scenario in $(SCENARIOS); do
+	  echo "=== molecule $$scenario"
+	  molecule test --scenario-name $$scenario
+	done
+
+e2e: setup engine ## The sandbox with real vLLM on two nodes
+	@pytest tests/e2e -v
+
+bench: setup engine ## Measurements, side by side
+	@for bench in benchmarks/*/bench.py; do python $$bench; done
+
+bench-guard: setup ## The memory guard beside the seed's design and no guard
+	@python benchmarks/memory_guard/bench.py
+
+clean: ## Remove every container, network, volume and image of the sandbox, .sandbox and caches (keeps .venv)
+	@if [ -x $(BIN)/ansible-playbook ] && docker info >/dev/null 2>&1; then
+	  ansible-playbook playbooks/sandbox.yml --tags down -e sandbox_state=absent
+	fi
+	rm -rf .sandbox .cache .ansible
