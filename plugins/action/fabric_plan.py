@@ -65,14 +65,16 @@ class ActionModule(ActionBase):
         judge(result, probes)
         mixed_indexes(result)
         findings = _findings.accept(result.findings, args["accept"])
-        report = _findings.report(f"{cluster}: fabric", findings)
         speaks = host == reporter(task_vars)
         if speaks and args["show"]:
-            display.display(self._table(cluster, args["transport"], result, probes, before, findings))
+            shown = [] if args["defer_errors"] else _findings.lines(findings)
+            title = f"{cluster}: fabric over {args['transport']}, {result.shape}"
+            display.display("\n".join([table(rows(result, probes, before), title=title) or title, *shown]))
         if _findings.of(findings, _findings.ERROR) and not args["defer_errors"]:
-            raise AnsibleActionFail(
-                report if speaks else f"{cluster}: the fabric has errors, reported by {reporter(task_vars)}"
-            )
+            if not speaks:
+                raise AnsibleActionFail(f"{cluster}: the fabric has errors, reported by {reporter(task_vars)}")
+            headline = _findings.headline(f"{cluster}: fabric", findings)
+            raise AnsibleActionFail(headline if args["show"] else _findings.report(f"{cluster}: fabric", findings))
         answer: dict[str, Any] = {
             "changed": False,
             "ansible_facts": plain(
@@ -81,6 +83,7 @@ class ActionModule(ActionBase):
                     "fabric_rails": rail_facts(result.rails.get(host, [])),
                     "fabric_shape": result.shape,
                     "fabric_findings": [finding.as_dict() for finding in findings],
+                    "fabric_deferred": [finding.as_dict() for finding in findings] if args["defer_errors"] else [],
                 }
             ),
         }
@@ -88,10 +91,3 @@ class ActionModule(ActionBase):
         if speaks and warnings and not args["show"] and not args["defer_errors"]:
             answer["warnings"] = [f"{finding.text} [{finding.code}]" for finding in warnings]
         return answer
-
-    @staticmethod
-    def _table(cluster: str, transport: str, result: Any, probes: Any, before: Any, findings: Any) -> str:
-        title = f"{cluster}: fabric over {transport}, {result.shape}"
-        body = table(rows(result, probes, before), title=title) or title
-        said = _findings.lines(findings)
-        return "\n".join([body, *said, _findings.headline(f"{cluster}: fabric", findings)])

@@ -87,7 +87,8 @@ class Rail:
 
 @dataclass
 class Plan:
-    """``rails``: {node: [Rail]}; ``gid_indexes``: {node: {hca: index}}; ``oob``: {node: interface that holds its address}."""
+    """``rails``: {node: [Rail]}; ``gid_indexes``: {node: {hca: index}}; ``oob``: {node: interface that holds its "
+    "address}."""
 
     transport: str
     ranks: dict[str, Rank]
@@ -110,7 +111,8 @@ class Plan:
 
 
 def plan(ranks: Sequence[Rank], transport: str = ROCE) -> Plan:
-    """Plan the rails of one cluster from the reports of its nodes, and say what is wrong before anything is probed."""
+    """Plan the rails of one cluster from the reports of its nodes, and say what is wrong before anything is "
+    "probed."""
     result = Plan(transport, {rank.name: rank for rank in ranks})
     for rank in ranks:
         if rank.info is None:
@@ -118,8 +120,8 @@ def plan(ranks: Sequence[Rank], transport: str = ROCE) -> Plan:
                 ERROR,
                 "no-report",
                 rank.name,
-                f"{rank.name} gave no report of its fabric: it is unreachable over SSH, or an earlier step failed there. "
-                "Put it right and run again.",
+                f"{rank.name} gave no report of its fabric: it is unreachable over SSH, or an earlier step failed "
+                "there. Put it right and run again.",
             )
     known = [rank for rank in ranks if rank.info is not None]
     for rank in known:
@@ -158,8 +160,8 @@ def _own_address(result: Plan, rank: Rank, size: int) -> None:
             ERROR,
             "net-host-ip-collision",
             rank.name,
-            f"{rank.name}: its fabric address {rank.address} is on none of its interfaces; found {held}. "
-            "Set fabric_address (or ansible_host) of this host to an address of its own.",
+            f"{rank.name}: its fabric address {rank.address} is on none of its interfaces; found {held}. Set "
+            "fabric_address (or ansible_host) of this host to an address of its own.",
         )
         return
     result.oob[rank.name] = rank.interface if rank.interface in rank.interfaces else holder  # type: ignore[assignment]
@@ -174,17 +176,17 @@ def _devices(result: Plan, rank: Rank) -> None:
                 ERROR,
                 "net-unplugged-none",
                 rank.name,
-                f"{rank.name}: no CX7 functions on PCI and no RDMA device: the QSFP cable is unplugged or the port was "
-                "hot-unplugged to save power; the driver is not missing. Plug the cable in at both ends, then look for "
-                "enp1s0f0np0 in `ip link`.",
+                f"{rank.name}: no CX7 functions on PCI and no RDMA device: the QSFP cable is unplugged or the port "
+                "was hot-unplugged to save power; the driver is not missing. Plug the cable in at both ends, then "
+                "look for enp1s0f0np0 in `ip link`.",
             )
         else:
             result.add(
                 ERROR,
                 "net-no-rdma",
                 rank.name,
-                f"{rank.name}: {len(info['pci'])} CX7 functions on PCI ({', '.join(info['pci'])}), but no RDMA device: "
-                "mlx5_ib is not loaded. Run `modprobe mlx5_ib` and look at `dmesg | grep mlx5`.",
+                f"{rank.name}: {len(info['pci'])} CX7 functions on PCI ({', '.join(info['pci'])}), but no RDMA "
+                "device: mlx5_ib is not loaded. Run `modprobe mlx5_ib` and look at `dmesg | grep mlx5`.",
             )
         return
     if not any(name.startswith("uverbs") for name in info.get("device_nodes") or []):
@@ -192,8 +194,8 @@ def _devices(result: Plan, rank: Rank) -> None:
             ERROR,
             "net-tcp-fallback",
             rank.name,
-            f"{rank.name}: RDMA devices exist, but /dev/infiniband has no uverbs node, so NCCL would fall back to TCP "
-            "(about ten times slower). Run `modprobe ib_uverbs`.",
+            f"{rank.name}: RDMA devices exist, but /dev/infiniband has no uverbs node, so NCCL would fall back to "
+            "TCP (about ten times slower). Run `modprobe ib_uverbs`.",
         )
 
 
@@ -210,8 +212,8 @@ def _first(result: Plan, rank: Rank, peer: Rank) -> str | None:
                 ERROR,
                 "wrong-interface",
                 rank.name,
-                f"{rank.name}: fabric_interface is {rank.interface}, which does not exist here or has no address; found {rdma}. "
-                "Correct fabric_interface, or remove it: it is found from the route to the peer.",
+                f"{rank.name}: fabric_interface is {rank.interface}, which does not exist here or has no address; "
+                f"found {rdma}. Correct fabric_interface, or remove it: it is found from the route to the peer.",
             )
             return None
         holder = rank.holder(rank.address)
@@ -220,8 +222,9 @@ def _first(result: Plan, rank: Rank, peer: Rank) -> str | None:
                 ERROR,
                 "wrong-interface",
                 rank.name,
-                f"{rank.name}: fabric_interface is {rank.shown(rank.interface)}, but the fabric address {rank.address} is on "
-                f"{holder}. Set fabric_interface to {holder}, or fabric_address to an address of {rank.interface}.",
+                f"{rank.name}: fabric_interface is {rank.shown(rank.interface)}, but the fabric address "
+                f"{rank.address} is on {holder}. Set fabric_interface to {holder}, or fabric_address to an address "
+                f"of {rank.interface}.",
             )
             return None
         return rank.interface
@@ -231,8 +234,8 @@ def _first(result: Plan, rank: Rank, peer: Rank) -> str | None:
             ERROR,
             "no-route",
             rank.name,
-            f"{rank.name}: no route to the fabric address {peer.address} of {peer.name} ({route.get('error') or 'no route'}). "
-            f"Give both nodes addresses in one subnet; {rank.name} has "
+            f"{rank.name}: no route to the fabric address {peer.address} of {peer.name} "
+            f"({route.get('error') or 'no route'}). Give both nodes addresses in one subnet; {rank.name} has "
             f"{', '.join(rank.shown(name) for name in rank.interfaces) or 'no address'}.",
         )
         return None
@@ -241,8 +244,8 @@ def _first(result: Plan, rank: Rank, peer: Rank) -> str | None:
             WARNING,
             "routed",
             rank.name,
-            f"{rank.name}: {peer.name} ({peer.address}) is reached through the gateway {route['gateway']} on {route['dev']}, not "
-            "over a direct link. RoCE wants both ends in one subnet.",
+            f"{rank.name}: {peer.name} ({peer.address}) is reached through the gateway {route['gateway']} on "
+            f"{route['dev']}, not over a direct link. RoCE wants both ends in one subnet.",
         )
     return str(route["dev"])
 
@@ -291,7 +294,8 @@ def _rails(result: Plan, rank: Rank, peer: Rank, size: int) -> list[Rail]:
             ERROR,
             "no-address",
             rank.name,
-            f"{rank.name}: {first} leads to {peer.name} but has no IPv4 address. Give it one in the subnet of {peer.address}.",
+            f"{rank.name}: {first} leads to {peer.name} but has no IPv4 address. Give it one in the subnet of "
+            f"{peer.address}.",
         )
         return []
     links = _links(rank, peer) if result.transport == ROCE else []
@@ -357,7 +361,8 @@ def _second(result: Plan, rank: Rank, peer: Rank, first: str, rails: Sequence[Ra
             WARNING,
             "net-one-rail",
             rank.name,
-            f"{rank.name}: the second rail {twin} has no link though its twin {first} has. {cost}; run `ip link set {twin} up`.",
+            f"{rank.name}: the second rail {twin} has no link though its twin {first} has. {cost}; run `ip link set "
+            f"{twin} up`.",
         )
     elif not rank.addresses(twin):
         result.add(
@@ -373,13 +378,14 @@ def _second(result: Plan, rank: Rank, peer: Rank, first: str, rails: Sequence[Ra
                 WARNING,
                 "net-one-rail",
                 rank.name,
-                f"{rank.name}: the second rail {rank.shown(twin)} and {peer.name}'s {peer.shown(theirs)} share no subnet. "
-                f"{cost}; put both ends into one subnet.",
+                f"{rank.name}: the second rail {rank.shown(twin)} and {peer.name}'s {peer.shown(theirs)} share no "
+                f"subnet. {cost}; put both ends into one subnet.",
             )
 
 
 def _shape(result: Plan) -> str:
-    """pair, switch (all peers through the same netdev), mesh (a cable per peer) or ring (not every pair has a cable)."""
+    """pair, switch (all peers through the same netdev), mesh (a cable per peer) or ring (not every pair has a "
+    "cable)."""
     if len(result.ranks) < 3:
         return "pair"
     meshed = gaps = False
@@ -415,8 +421,8 @@ def _shared_prefix(result: Plan, rank: Rank) -> None:
             WARNING,
             "net-same-subnet",
             rank.name,
-            f"{rank.name}: {rank.shown(one)} and {rank.shown(two)} are in one subnet, so the kernel may send from the wrong one "
-            f"and an all-reduce hangs{seen}. Give each rail a subnet of its own.",
+            f"{rank.name}: {rank.shown(one)} and {rank.shown(two)} are in one subnet, so the kernel may send from "
+            f"the wrong one and an all-reduce hangs{seen}. Give each rail a subnet of its own.",
         )
 
 
@@ -429,8 +435,9 @@ def _persistent(result: Plan, rank: Rank) -> None:
                     WARNING,
                     "net-ip-not-persistent",
                     rank.name,
-                    f"{rank.name}: {item['address']}/{item['prefix']} on {name} is only live, no netplan, NetworkManager or "
-                    "networkd file defines it: it is gone after a reboot. Write it down, or set fabric_configure: true.",
+                    f"{rank.name}: {item['address']}/{item['prefix']} on {name} is only live, no netplan, "
+                    "NetworkManager or networkd file defines it: it is gone after a reboot. Write it down, or set "
+                    "fabric_configure: true.",
                 )
 
 
@@ -441,9 +448,9 @@ def _firewall(result: Plan, rank: Rank) -> None:
                 WARNING,
                 "net-firewall",
                 rank.name,
-                f"{rank.name}: ufw is active, denies incoming connections and has no rule that admits every port from "
-                f"{rail.peer_address} ({rail.peer}). Engines open random ports: run `ufw allow in on {rail.interface} from "
-                f"{rail.network}`.",
+                f"{rank.name}: ufw is active, denies incoming connections and has no rule that admits every port "
+                f"from {rail.peer_address} ({rail.peer}). Engines open random ports: run `ufw allow in on "
+                f"{rail.interface} from {rail.network}`.",
             )
 
 
@@ -466,8 +473,7 @@ def _gids(result: Plan, rank: Rank) -> None:
                 "wrong-hca",
                 rank.name,
                 f"{rank.name}: fabric_hca names {name}, which does not exist here; found "
-                f"{', '.join(rank.rdma) or 'no RDMA device'}. "
-                "Correct fabric_hca, or remove it.",
+                f"{', '.join(rank.rdma) or 'no RDMA device'}. Correct fabric_hca, or remove it.",
             )
     for rail in result.rails.get(rank.name, []):
         if rank.hcas and rail.hca not in rank.hcas:
@@ -476,8 +482,8 @@ def _gids(result: Plan, rank: Rank) -> None:
                     ERROR,
                     "wrong-hca",
                     rank.name,
-                    f"{rank.name}: fabric_hca is {', '.join(rank.hcas)}, but the route to {rail.peer} uses {rail.hca} "
-                    f"({rail.interface}). Correct fabric_hca, or remove it.",
+                    f"{rank.name}: fabric_hca is {', '.join(rank.hcas)}, but the route to {rail.peer} uses "
+                    f"{rail.hca} ({rail.interface}). Correct fabric_hca, or remove it.",
                 )
             continue
         trouble = _link_trouble(rank, rail) or _gid_trouble(result, rank, rail)
@@ -503,8 +509,9 @@ def _link_trouble(rank: Rank, rail: Rail) -> tuple[str, str] | None:
     device = rank.rdma[rail.hca]
     if device.get("state") not in (None, "ACTIVE"):
         return "net-link-down", (
-            f"{rank.name}: {rail.words}: {rail.hca} is {device['state']} (physical state {device.get('physical_state')}), wanted "
-            f"ACTIVE. Check the cable and run `ip link set {rail.interface} up`."
+            f"{rank.name}: {rail.words}: {rail.hca} is {device['state']} (physical state "
+            f"{device.get('physical_state')}), wanted ACTIVE. Check the cable and run `ip link set {rail.interface} "
+            "up`."
         )
     return None
 
@@ -516,8 +523,9 @@ def _gid_trouble(result: Plan, rank: Rank, rail: Rail) -> tuple[str, str] | None
     table = _fabric.gid_table(hca, gids)
     if not right:
         return "net-gid-empty-errno61", (
-            f"{rank.name}: {rail.words}: {hca} has no RoCE v2 GID for {rail.source}; its rank would die after about 60 s with "
-            f"ibv_modify_qp errno 61. Filled entries: {table}. Run `ip link set {rail.interface} down` and `up`, then look again."
+            f"{rank.name}: {rail.words}: {hca} has no RoCE v2 GID for {rail.source}; its rank would die after about "
+            f"60 s with ibv_modify_qp errno 61. Filled entries: {table}. Run `ip link set {rail.interface} down` and "
+            "`up`, then look again."
         )
     index = right[0]
     if rank.gid_index is not None:
@@ -525,9 +533,9 @@ def _gid_trouble(result: Plan, rank: Rank, rail: Rail) -> tuple[str, str] | None
             entry = next((gid for gid in gids if gid["index"] == rank.gid_index), None)
             is_now = "all-zero" if entry is None else f"{entry['gid']} ({entry['type']})"
             return "net-gid-empty-errno61", (
-                f"{rank.name}: {rail.words}: fabric_gid_index is {rank.gid_index}, but that entry of {hca} is {is_now}; the "
-                f"RoCE v2 entry of {rail.source} is {index}. Remove fabric_gid_index: it is looked up at each launch. "
-                f"Filled entries: {table}."
+                f"{rank.name}: {rail.words}: fabric_gid_index is {rank.gid_index}, but that entry of {hca} is "
+                f"{is_now}; the RoCE v2 entry of {rail.source} is {index}. Remove fabric_gid_index: it is looked up "
+                f"at each launch. Filled entries: {table}."
             )
         index = rank.gid_index
     result.gid_indexes.setdefault(rank.name, {})[hca] = index
@@ -535,7 +543,8 @@ def _gid_trouble(result: Plan, rank: Rank, rail: Rail) -> tuple[str, str] | None
 
 
 def _mtus(result: Plan) -> None:
-    """Compare both ends of each rail. A difference stops the first rail and drops another; 1500 on both is only slow."""
+    """Compare both ends of each rail. A difference stops the first rail and drops another; 1500 on both is only "
+    "slow."""
     for node, rails in result.rails.items():
         kept = []
         for rail in rails:
@@ -544,10 +553,11 @@ def _mtus(result: Plan) -> None:
                 low, high = (node, rail.peer) if mine < theirs else (rail.peer, node)
                 name = rail.interface if low == node else rail.peer_interface
                 text = (
-                    f"{low}: {name} has MTU {min(mine, theirs)} (RoCE active MTU {_fabric.roce_mtu(min(mine, theirs))}), its peer "
-                    f"{high} has {max(mine, theirs)} ({_fabric.roce_mtu(max(mine, theirs))}): transfers end in "
-                    f"IBV_WC_RETRY_EXC_ERR or hang. Run `ip link set {name} mtu {max(mine, theirs)}` on {low}, and write it into "
-                    "its network definition."
+                    f"{low}: {name} has MTU {min(mine, theirs)} (RoCE active MTU "
+                    f"{_fabric.roce_mtu(min(mine, theirs))}), its peer {high} has {max(mine, theirs)} "
+                    f"({_fabric.roce_mtu(max(mine, theirs))}): transfers end in IBV_WC_RETRY_EXC_ERR or hang. Run "
+                    f"`ip link set {name} mtu {max(mine, theirs)}` on {low}, and write it into its network "
+                    "definition."
                 )
                 result.add(ERROR if rail.number == 1 else WARNING, "net-mtu", low, text)
                 if rail.number > 1:
@@ -557,8 +567,8 @@ def _mtus(result: Plan) -> None:
                     WARNING,
                     "net-mtu",
                     node,
-                    f"{node}: {rail.interface} has MTU {mine} (RoCE active MTU {_fabric.roce_mtu(mine)}); {JUMBO} on both ends is "
-                    f"faster. Run `ip link set {rail.interface} mtu {JUMBO}` on both.",
+                    f"{node}: {rail.interface} has MTU {mine} (RoCE active MTU {_fabric.roce_mtu(mine)}); {JUMBO} on "
+                    f"both ends is faster. Run `ip link set {rail.interface} mtu {JUMBO}` on both.",
                 )
             kept.append(rail)
         result.rails[node] = kept
@@ -621,7 +631,8 @@ def judge(result: Plan, probes: Mapping[str, Mapping[str, Any] | None]) -> Plan:
                     ERROR,
                     "no-report",
                     node,
-                    f"{node} did not probe {rail.words} to {rail.peer}: the probe failed there, or the node became unreachable.",
+                    f"{node} did not probe {rail.words} to {rail.peer}: the probe failed there, or the node became "
+                    "unreachable.",
                 )
                 continue
             outcomes[(node, rail.peer, rail.number)] = Outcome(rail, answer["ping"], answer["small"], answer["tcp"])
@@ -666,16 +677,17 @@ def _say(result: Plan, outcome: Outcome, kind: str, both: bool) -> None:
     elif kind == "net-mtu":
         limit = outcome.ping.get("mtu")
         text = (
-            f"{node}: {rail.words}: packets of {rail.payload + _fabric.ICMP_HEADERS} bytes do not get through to {peer} "
-            f"({rail.peer_address}), small ones do"
+            f"{node}: {rail.words}: packets of {rail.payload + _fabric.ICMP_HEADERS} bytes do not get through to "
+            f"{peer} ({rail.peer_address}), small ones do"
             + (f"; an interface on the way has MTU {limit}" if limit else "")
             + f". Set MTU {JUMBO} on both ends and on the switch between them."
         )
     elif kind == "net-firewall":
         text = (
             f"{node} cannot open TCP port {outcome.tcp.get('port')} of {peer} ({rail.peer_address}, {rail.words}): "
-            f"{outcome.tcp.get('error')}, while ping works. A firewall on {peer} drops high ports, and engines open random ones: "
-            f"allow all traffic from {rail.source}, e.g. `ufw allow in on {rail.peer_interface} from {rail.network}`."
+            f"{outcome.tcp.get('error')}, while ping works. A firewall on {peer} drops high ports, and engines open "
+            f"random ones: allow all traffic from {rail.source}, e.g. `ufw allow in on {rail.peer_interface} from "
+            f"{rail.network}`."
         )
     elif kind == "no-listener":
         text = f"{node} could not try TCP to {peer} on {rail.words}: the listener of {peer} did not start."
@@ -684,8 +696,8 @@ def _say(result: Plan, outcome: Outcome, kind: str, both: bool) -> None:
             WARNING,
             kind,
             node,
-            f"{node}: {peer} ({rail.peer_address}) does not answer ping on {rail.words} while TCP works, so MTU {rail.mtu} is not "
-            "proven. Allow ICMP echo between the ranks.",
+            f"{node}: {peer} ({rail.peer_address}) does not answer ping on {rail.words} while TCP works, so MTU "
+            f"{rail.mtu} is not proven. Allow ICMP echo between the ranks.",
         )
         return
     if rail.number == 1:
@@ -753,8 +765,8 @@ def mixed_indexes(result: Plan) -> None:
                 NOTE,
                 "net-gid-differs",
                 node,
-                f"{node}: the RoCE v2 GID index is {shown}; NCCL_IB_GID_INDEX holds only one, so it is left out and NCCL picks "
-                "each device's RoCE v2 entry by NCCL_IB_ADDR_RANGE.",
+                f"{node}: the RoCE v2 GID index is {shown}; NCCL_IB_GID_INDEX holds only one, so it is left out and "
+                "NCCL picks each device's RoCE v2 entry by NCCL_IB_ADDR_RANGE.",
             )
 
 

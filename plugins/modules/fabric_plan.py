@@ -48,7 +48,7 @@ options:
     type: bool
     default: false
   defer_errors:
-    description: Do not fail, leave the findings in the fact C(fabric_findings) for M(gb10.fleet.preflight_report).
+    description: Do not fail, leave the findings in the fact C(fabric_deferred) for M(gb10.fleet.preflight_report).
     type: bool
     default: false
 """
