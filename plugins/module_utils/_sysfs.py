@@ -1,21 +1,19 @@
 # Copyright (c) The gb10.fleet maintainers
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reading a node: files under a root, and commands that always end.
+"""Reading a node: files under a root, and commands as root where that needs no password.
 
-This is the only file of the fabric and preflight code that does I/O; what the values mean is decided in
+This is the only shared file of the fabric and preflight code that does I/O; what the values mean is decided in
 ``_fabric.py`` and ``_node.py``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
-import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from ansible_collections.gb10.fleet.plugins.module_utils._command import Answer, run
 
 # `gid_attrs/types/<index>` of an empty entry answers EINVAL, and a hot-unplugged function ENODEV: both are OSError.
 MAX_FILE = 1 << 20
@@ -61,79 +59,6 @@ class Tree:
             return self.path(*parts).readlink().name
         except OSError:
             return None
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a command said. ``rc`` is None when it did not run; ``timed_out`` is a verdict of its own."""
-
-    argv: tuple[str, ...]
-    rc: int | None
-    out: str = ""
-    err: str = ""
-    timed_out: bool = False
-    missing: bool = False
-
-    @property
-    def ok(self) -> bool:
-        return self.rc == 0
-
-
-def environment() -> dict[str, str]:
-    """The C locale, and the sbin folders that an SSH session of an ordinary user leaves out of PATH."""
-    env = dict(os.environ, LC_ALL="C", LANGUAGE="C")
-    paths = env.get("PATH", "").split(os.pathsep)
-    for extra in ("/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin", "/sbin"):
-        if extra not in paths:
-            paths.append(extra)
-    env["PATH"] = os.pathsep.join(path for path in paths if path)
-    return env
-
-
-def find(program: str) -> str | None:
-    return shutil.which(program, path=environment()["PATH"])
-
-
-def run(argv: Sequence[str], timeout_s: float = 10.0, stdin: str | None = None) -> Answer:
-    """Run ``argv`` (no shell), never longer than ``timeout_s``: nvidia-smi has blocked for minutes on a wedged driver.
-
-    A child that sits in the kernel (state D) cannot be killed: it is left behind, and we go on.
-    """
-    env = environment()
-    program = shutil.which(argv[0], path=env["PATH"])
-    if program is None:
-        return Answer(tuple(argv), None, missing=True, err=f"{argv[0]}: not found")
-    try:
-        child = subprocess.Popen(
-            [program, *argv[1:]],
-            stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            env=env,
-            start_new_session=True,
-        )
-    except OSError as error:
-        return Answer(tuple(argv), None, err=str(error))
-    try:
-        out, err = child.communicate(stdin, timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        _end(child)
-        return Answer(tuple(argv), None, timed_out=True, err=f"no answer within {timeout_s:g} s")
-    return Answer(tuple(argv), child.returncode, out, err)
-
-
-def _end(child: subprocess.Popen[str]) -> None:
-    """Kill the whole session of a child and give it one second to go; close our ends of its pipes either way."""
-    with contextlib.suppress(OSError):
-        os.killpg(child.pid, 9)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(1)
-    for stream in (child.stdin, child.stdout, child.stderr):
-        if stream is not None:
-            with contextlib.suppress(OSError):
-                stream.close()
 
 
 class Privilege:

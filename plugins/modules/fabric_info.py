@@ -111,7 +111,8 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gb10.fleet.plugins.module_utils import _fabric
-from ansible_collections.gb10.fleet.plugins.module_utils._sysfs import Privilege, Tree, run
+from ansible_collections.gb10.fleet.plugins.module_utils._command import run
+from ansible_collections.gb10.fleet.plugins.module_utils._sysfs import Privilege, Tree
 
 COUNTERS = {
     "counters": ("port_rcv_errors", "port_xmit_discards", "symbol_error", "link_downed", "link_error_recovery"),

@@ -135,7 +135,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gb10.fleet.plugins.module_utils import _fabric
-from ansible_collections.gb10.fleet.plugins.module_utils._sysfs import run
+from ansible_collections.gb10.fleet.plugins.module_utils._command import run
 
 GREETING = b"gb10.fleet "
 

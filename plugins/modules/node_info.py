@@ -141,9 +141,10 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gb10.fleet.plugins.module_utils import _node, _nvidia_smi
+from ansible_collections.gb10.fleet.plugins.module_utils._command import environment, find, run
 from ansible_collections.gb10.fleet.plugins.module_utils._docker_api import DEFAULT_SOCKET, Docker, DockerError
 from ansible_collections.gb10.fleet.plugins.module_utils._rank_spec import LABEL_CLUSTER, LABEL_RANK
-from ansible_collections.gb10.fleet.plugins.module_utils._sysfs import Privilege, Tree, environment, find, run
+from ansible_collections.gb10.fleet.plugins.module_utils._sysfs import Privilege, Tree
 
 IFNAMES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "MN_IF_NAME")
 
