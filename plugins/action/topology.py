@@ -20,7 +20,13 @@ from ansible_collections.gb10.fleet.plugins.module_utils._rank_spec import (
     rank_spec,
     spec_hash,
 )
-from ansible_collections.gb10.fleet.plugins.module_utils._recipe import RecipeError, merge, nearest, normalise
+from ansible_collections.gb10.fleet.plugins.module_utils._recipe import (
+    RecipeError,
+    merge,
+    nearest,
+    normalise,
+    through_registry,
+)
 from ansible_collections.gb10.fleet.plugins.module_utils._topology import (
     Member,
     TopologyError,
@@ -31,7 +37,7 @@ from ansible_collections.gb10.fleet.plugins.module_utils._topology import (
 
 COLLECTION_RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 # Variables that decide how ranks start must be the same on every rank of a cluster.
-SHARED_VARIABLES = ("recipe", "recipe_overrides", "recipe_site_overrides", "models_dir")
+SHARED_VARIABLES = ("recipe", "recipe_overrides", "recipe_site_overrides", "models_dir", "image_registry")
 
 
 def find_recipe(name: str, directories: list[str]) -> Path:
@@ -157,9 +163,11 @@ class ActionModule(ActionBase):
         if first.get("inventory_dir"):
             directories.append(str(Path(str(first["inventory_dir"])) / "recipes"))
         try:
-            return load_recipe(name, directories, first.get("recipe_site_overrides"), first.get("recipe_overrides"))
+            recipe = load_recipe(name, directories, first.get("recipe_site_overrides"), first.get("recipe_overrides"))
         except RecipeError as exc:
             raise RecipeError(f"cluster {cluster}, recipe {name}: {exc}") from exc
+        recipe["image"]["reference"] = through_registry(recipe["image"]["reference"], first.get("image_registry"))
+        return recipe
 
     def _spec(
         self, member: Member, members: list[Member], recipe: Mapping[str, Any], hostvars: Mapping[str, Any]

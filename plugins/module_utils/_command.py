@@ -1,7 +1,10 @@
 # Copyright (c) The gb10.fleet maintainers
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Commands that always end. ``AnsibleModule.run_command`` has no timeout, and nvidia-smi has blocked for minutes on a wedged driver."""
+"""Commands that always end.
+
+``AnsibleModule.run_command`` has no timeout, and nvidia-smi has blocked for minutes on a wedged driver (case pre-nvsmi-hang).
+"""
 
 from __future__ import annotations
 

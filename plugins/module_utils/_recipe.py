@@ -272,6 +272,15 @@ def _check_args(recipe: dict[str, Any]) -> None:
             )
 
 
+def through_registry(reference: str, registry: str | None) -> str:
+    """The same image at the site's own registry (``host:port`` or ``host/prefix``): the reference's registry host is replaced."""
+    if not registry:
+        return reference
+    first, slash, rest = reference.partition("/")
+    has_host = bool(slash) and ("." in first or ":" in first or first == "localhost")
+    return f"{registry.rstrip('/')}/{rest if has_host else reference}"
+
+
 def normalise(name: str, recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return the recipe with every key of the schema present. Raises RecipeError (one sentence) for what cannot be used."""
     if not isinstance(recipe, Mapping):

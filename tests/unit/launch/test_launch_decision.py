@@ -18,7 +18,10 @@ def test_all_well_is_left_alone() -> None:
     ("worker", "reason"),
     [
         ({"exists": False}, "spark-02: no rank container"),
-        ({**GOOD, "running": False, "status": "exited", "exit_code": 0}, "spark-02: the rank container is exited (exit code 0)"),
+        (
+            {**GOOD, "running": False, "status": "exited", "exit_code": 0},
+            "spark-02: the rank container is exited (exit code 0)",
+        ),
         ({**GOOD, "spec_matches": False, "recipe": "old"}, "spark-02: the rank runs with other settings (recipe old)"),
         ({**GOOD, "restart_count": 2}, "spark-02: the rank was restarted by itself 2 times"),
         ({**GOOD, "engine_alive": False}, "spark-02: the container runs, its engine process does not"),

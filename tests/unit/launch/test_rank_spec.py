@@ -150,7 +150,11 @@ def test_net_gid_drift_restarts_nothing() -> None:
     label = _rank_spec.spec_hash(declared)
     started = with_fabric(_rank_spec.labelled(declared, label), {"NCCL_IB_GID_INDEX": "4"})
     assert started["env"]["NCCL_IB_GID_INDEX"] == "4"
-    assert started["labels"][_rank_spec.LABEL_SPEC] == label == _rank_spec.spec_hash(spec("glm-5.3-flash-nvfp4", 0, fabric={}))
+    assert (
+        started["labels"][_rank_spec.LABEL_SPEC]
+        == label
+        == _rank_spec.spec_hash(spec("glm-5.3-flash-nvfp4", 0, fabric={}))
+    )
 
 
 def test_hash_follows_what_starts_a_container_and_nothing_else() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from ansible_collections.gb10.fleet.plugins.action.topology import find_recipe, load_recipe
-from ansible_collections.gb10.fleet.plugins.module_utils._recipe import RecipeError, merge, normalise
+from ansible_collections.gb10.fleet.plugins.module_utils._recipe import RecipeError, merge, normalise, through_registry
 
 ROOT = Path(__file__).resolve().parents[3]
 NVFP4 = yaml.safe_load((ROOT / "recipes/glm-5.3-flash-nvfp4.yml").read_text())
@@ -28,13 +28,19 @@ def test_every_recipe_of_the_collection_is_valid(path: Path) -> None:
         ({"nodes": 3}, "parallel.tensor × parallel.pipeline = 2, but nodes is 3: a GB10 has one GPU, make them equal."),
         ({"engine": "sglang"}, "engine is 'sglang', wanted one of vllm."),
         ({"args": {"--max-model-len": 1}}, "args.--max-model-len is not a flag: write it without dashes in front"),
-        ({"args": {"node_rank": 1}}, "args.node_rank is written by the rank spec: set the inventory variable rank instead."),
+        (
+            {"args": {"node_rank": 1}},
+            "args.node_rank is written by the rank spec: set the inventory variable rank instead.",
+        ),
         (
             {"args": {"gpu-memory-utilization": 1.7}},
             "args.gpu-memory-utilization is 1.7, wanted a share of memory between 0 and 1 (this recipe's largest safe value is 0.85).",
         ),
         ({"image": {"digest": "sha256:12"}}, "image.digest is 'sha256:12', wanted sha256: and 64 hexadecimal digits."),
-        ({"checkpoint": {"revision": "main"}}, "checkpoint.revision is 'main', wanted a full commit of 40 hexadecimal digits."),
+        (
+            {"checkpoint": {"revision": "main"}},
+            "checkpoint.revision is 'main', wanted a full commit of 40 hexadecimal digits.",
+        ),
         ({"env": {"A": True}}, "env.A is True, wanted text or a number (quote true and false)."),
         ({"served_name": None}, "served_name is missing: every recipe needs it."),
         (
@@ -76,3 +82,16 @@ def test_a_file_that_is_not_yaml_says_so(tmp_path: Path) -> None:
     (tmp_path / "bad.yml").write_text("a: [")
     with pytest.raises(RecipeError, match=r"bad\.yml is not YAML: while parsing"):
         load_recipe("bad", [str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("reference", "registry", "wanted"),
+    [
+        ("ghcr.io/a/b:1", "198.18.0.2:5000", "198.18.0.2:5000/a/b:1"),
+        ("sandbox/fake-engine:1", "198.18.0.2:5000", "198.18.0.2:5000/sandbox/fake-engine:1"),
+        ("localhost/b", "mirror.example.org/cache/", "mirror.example.org/cache/b"),
+        ("ghcr.io/a/b:1", "", "ghcr.io/a/b:1"),
+    ],
+)
+def test_a_sites_own_registry_takes_the_place_of_the_recipes(reference: str, registry: str, wanted: str) -> None:
+    assert through_registry(reference, registry) == wanted

@@ -11,7 +11,9 @@ from ansible_collections.gb10.fleet.plugins.module_utils._topology import (
 )
 
 
-def member(name: str, rank: object, address: str = "", cluster: object = "alpha", groups: tuple[str, ...] = ()) -> Member:
+def member(
+    name: str, rank: object, address: str = "", cluster: object = "alpha", groups: tuple[str, ...] = ()
+) -> Member:
     return Member(name, cluster, rank, address or f"198.51.100.{10 + int(name[-2:])}", groups)
 
 
@@ -76,13 +78,18 @@ def test_net_host_ip_collision_across_clusters() -> None:
 
 
 def test_a_collision_between_other_clusters_is_theirs() -> None:
-    fleet = (member("spark-03", 0, address="198.51.100.13", cluster="b"), member("spark-04", 0, "198.51.100.13", cluster="c"))
+    fleet = (
+        member("spark-03", 0, address="198.51.100.13", cluster="b"),
+        member("spark-04", 0, "198.51.100.13", cluster="c"),
+    )
     assert check(member("spark-01", 0), member("spark-02", 1), fleet=fleet) == ["spark-01", "spark-02"]
 
 
 def test_net_ifname_baked_sets_all_interface_variables_together() -> None:
     env = declared_fabric({"fabric_interface": "enp1s0f1np1"}, "roce")["env"]
-    assert env == dict.fromkeys(["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "MN_IF_NAME"], "enp1s0f1np1")
+    assert env == dict.fromkeys(
+        ["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "MN_IF_NAME"], "enp1s0f1np1"
+    )
 
 
 def test_index_zero_is_a_declared_index() -> None:
