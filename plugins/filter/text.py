@@ -33,8 +33,50 @@ def render_ranks(hosts: Iterable[Mapping[str, Any]]) -> str:
     return "\n\n".join(blocks)
 
 
+def _status_row(host: Mapping[str, Any]) -> dict[str, Any]:
+    answer = host.get("status_rank") or {}
+    rank = answer.get("rank") or {}
+    row: dict[str, Any] = {"node": host["inventory_hostname"], "rank": host["topology_rank"]}
+    if answer.get("unreachable") or answer.get("failed"):
+        words = "unreachable" if answer.get("unreachable") else str(answer.get("msg") or "no answer")
+        return {**row, "container": words, "stage": None, "model": None, "since": None, "guard": None}
+    container = "none"
+    if rank.get("exists"):
+        code = rank.get("exit_code")
+        container = "running" if rank.get("running") else f"{rank.get('status')} ({code})"
+        if rank.get("running") and rank.get("engine_alive") is False:
+            container = "running, engine dead"
+        elif not rank.get("spec_matches"):
+            container += ", other settings"
+    guard = rank.get("guard") or {}
+    probe = rank.get("probe") or {}
+    model = host["topology_recipe"]["served_name"] if rank.get("exists") else None
+    if model and host["topology_rank"] == 0 and rank.get("running"):
+        model += " answers" if probe.get("ok") else f" does not answer ({probe.get('error') or 'no probe'})"
+    return {
+        **row,
+        "container": container,
+        "stage": rank.get("stage"),
+        "model": model,
+        "since": str(rank.get("started_at") or "")[:19].replace("T", " ") or None,
+        "guard": guard.get("active"),
+    }
+
+
+def cluster_status(hosts: Iterable[Mapping[str, Any]]) -> str:
+    """One table per cluster: node, rank, container, stage, model, since, guard (from the registered ``status_rank``)."""
+    clusters: dict[str, list[Mapping[str, Any]]] = {}
+    for host in sorted(hosts, key=lambda h: (h["topology_cluster"], h["topology_rank"])):
+        clusters.setdefault(host["topology_cluster"], []).append(host)
+    tables = []
+    for name, members in clusters.items():
+        title = f"{name}: {members[0]['topology_recipe']['name']} at {members[0]['topology_endpoint']}/v1"
+        tables.append(_text.table([_status_row(m) for m in members], title=title))
+    return "\n\n".join(tables)
+
+
 class FilterModule:
     """Filters of gb10.fleet that make text."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
-        return {"table": _text.table, "render_ranks": render_ranks}
+        return {"table": _text.table, "render_ranks": render_ranks, "cluster_status": cluster_status}
