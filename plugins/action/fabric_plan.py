@@ -12,14 +12,6 @@ from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
 from ansible_collections.gb10.fleet.plugins.module_utils import _findings
-from ansible_collections.gb10.fleet.plugins.module_utils._cluster_vars import (
-    members,
-    plain,
-    ranks_of,
-    registered,
-    reporter,
-    subject,
-)
 from ansible_collections.gb10.fleet.plugins.module_utils._fabric_plan import (
     ROCE,
     SOCKET,
@@ -31,6 +23,15 @@ from ansible_collections.gb10.fleet.plugins.module_utils._fabric_plan import (
     rows,
 )
 from ansible_collections.gb10.fleet.plugins.module_utils._text import table
+from ansible_collections.gb10.fleet.plugins.plugin_utils._cluster_vars import (
+    members,
+    plain,
+    ranks_of,
+    registered,
+    reporter,
+    subject,
+)
+from ansible_collections.gb10.fleet.plugins.plugin_utils._facts import host_facts
 
 display = Display()
 
@@ -75,18 +76,15 @@ class ActionModule(ActionBase):
                 raise AnsibleActionFail(f"{cluster}: the fabric has errors, reported by {reporter(task_vars)}")
             headline = _findings.headline(f"{cluster}: fabric", findings)
             raise AnsibleActionFail(headline if args["show"] else _findings.report(f"{cluster}: fabric", findings))
-        answer: dict[str, Any] = {
-            "changed": False,
-            "ansible_facts": plain(
-                {
-                    "fabric_env": environment(result, host, args["cidr"]),
-                    "fabric_rails": rail_facts(result.rails.get(host, [])),
-                    "fabric_shape": result.shape,
-                    "fabric_findings": [finding.as_dict() for finding in findings],
-                    "fabric_deferred": [finding.as_dict() for finding in findings] if args["defer_errors"] else [],
-                }
-            ),
+        found = [finding.as_dict() for finding in findings]
+        facts = {
+            "fabric_env": environment(result, host, args["cidr"]),
+            "fabric_rails": rail_facts(result.rails.get(host, [])),
+            "fabric_shape": result.shape,
+            "fabric_findings": found,
+            "fabric_deferred": found if args["defer_errors"] else [],
         }
+        answer = {"changed": False, **host_facts(self, plain(facts))}
         warnings = _findings.of(findings, _findings.WARNING)
         if speaks and warnings and not args["show"] and not args["defer_errors"]:
             answer["warnings"] = [f"{finding.text} [{finding.code}]" for finding in warnings]

@@ -13,16 +13,17 @@ from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
 from ansible_collections.gb10.fleet.plugins.module_utils import _findings
-from ansible_collections.gb10.fleet.plugins.module_utils._cluster_vars import (
+from ansible_collections.gb10.fleet.plugins.module_utils._findings import Finding
+from ansible_collections.gb10.fleet.plugins.module_utils._preflight import Node, Wanted, judge, rows
+from ansible_collections.gb10.fleet.plugins.module_utils._text import table
+from ansible_collections.gb10.fleet.plugins.plugin_utils._cluster_vars import (
     members,
     plain,
     registered,
     reporter,
     subject,
 )
-from ansible_collections.gb10.fleet.plugins.module_utils._findings import Finding
-from ansible_collections.gb10.fleet.plugins.module_utils._preflight import Node, Wanted, judge, rows
-from ansible_collections.gb10.fleet.plugins.module_utils._text import table
+from ansible_collections.gb10.fleet.plugins.plugin_utils._facts import host_facts
 
 display = Display()
 
@@ -85,10 +86,8 @@ class ActionModule(ActionBase):
                 raise AnsibleActionFail(f"{cluster}: preflight has errors, reported by {reporter(task_vars)}")
             headline = _findings.headline(cluster, findings)
             raise AnsibleActionFail(headline if args["show"] else _findings.report(cluster, findings))
-        answer: dict[str, Any] = {
-            "changed": False,
-            "ansible_facts": {"preflight_findings": [finding.as_dict() for finding in findings]},
-        }
+        facts = {"preflight_findings": [finding.as_dict() for finding in findings]}
+        answer = {"changed": False, **host_facts(self, facts)}
         warnings = _findings.of(findings, _findings.WARNING)
         if speaks and warnings and not args["show"]:
             answer["warnings"] = [f"{finding.text} [{finding.code}]" for finding in warnings]
