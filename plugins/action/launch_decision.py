@@ -12,6 +12,7 @@ from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
 from ansible_collections.gb10.fleet.plugins.module_utils._launch import LAUNCH, REFUSE, decide
+from ansible_collections.gb10.fleet.plugins.plugin_utils._facts import host_facts
 
 display = Display()
 
@@ -44,10 +45,8 @@ class ActionModule(ActionBase):
         launch = decision.verdict == LAUNCH
         if task_vars["inventory_hostname"] == members[0]:
             display.display(self._line(cluster, task_vars, answers[0] or {}, because))
-        return {
-            "changed": False,
-            "ansible_facts": {"launch_needed": launch, "launch_reasons": list(decision.reasons)},
-        }
+        facts = {"launch_needed": launch, "launch_reasons": list(decision.reasons)}
+        return {"changed": False, **host_facts(self, facts)}
 
     @staticmethod
     def _line(cluster: str, task_vars: dict[str, Any], head: dict[str, Any], because: str) -> str:

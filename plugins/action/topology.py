@@ -34,6 +34,8 @@ from ansible_collections.gb10.fleet.plugins.module_utils._topology import (
     check_member,
     declared_fabric,
 )
+from ansible_collections.gb10.fleet.plugins.plugin_utils._cluster_vars import plain
+from ansible_collections.gb10.fleet.plugins.plugin_utils._facts import host_facts
 
 COLLECTION_RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 # Variables that decide how ranks start must be the same on every rank of a cluster.
@@ -87,7 +89,7 @@ class ActionModule(ActionBase):
             facts = self._facts(host, task_vars, args["whole_clusters"])
         except (RecipeError, RankSpecError, TopologyError) as exc:
             raise AnsibleActionFail(str(exc)) from exc
-        return {"changed": False, "ansible_facts": facts}
+        return {"changed": False, **host_facts(self, plain(facts))}
 
     def _member(self, host: str, hostvars: Mapping[str, Any]) -> Member:
         variables = hostvars[host]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from fleet import run_playbook
 
 A = {"cluster": "alpha", "rank": 0, "ansible_host": "127.0.0.1", "fabric_address": "198.51.100.11"}
 B = {"cluster": "alpha", "rank": 1, "ansible_host": "127.0.0.1", "fabric_address": "198.51.100.12"}
@@ -80,8 +81,8 @@ NVFP4 = {"recipe": "glm-5.3-flash-nvfp4"}
         ),
     ],
 )
-def test_bad_input(inventory, playbook, hosts, variables, groups, sentence) -> None:
-    done = playbook("serve", inventory(hosts, variables, groups))
+def test_bad_input(inventory, hosts, variables, groups, sentence) -> None:
+    done = run_playbook("serve", inventory(hosts, variables, groups))
     told = " ".join(done.stdout.split())
     assert done.returncode == 2, done.stdout + done.stderr
     assert sentence in told
@@ -89,36 +90,36 @@ def test_bad_input(inventory, playbook, hosts, variables, groups, sentence) -> N
     assert "Traceback" not in done.stdout + done.stderr
 
 
-def test_misspelt_recipe_key(inventory, playbook, tmp_path) -> None:
+def test_misspelt_recipe_key(inventory, tmp_path) -> None:
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes/mine.yml").write_text("nodes: 2\nserved_nam: x\n")
-    done = playbook("serve", inventory({"spark-01": A, "spark-02": B}, {"recipe": "mine"}))
+    done = run_playbook("serve", inventory({"spark-01": A, "spark-02": B}, {"recipe": "mine"}))
     assert "cluster alpha, recipe mine: served_nam is not a key of a recipe: did you mean served_name?" in " ".join(
         done.stdout.split()
     )
     assert done.returncode == 2
 
 
-def test_a_bad_cluster_is_named_and_the_other_one_goes_on(inventory, playbook) -> None:
+def test_a_bad_cluster_is_named_and_the_other_one_goes_on(inventory) -> None:
     """The mistake of alpha is told; beta goes on until its (unreachable) host is contacted."""
     beta = {"cluster": "beta", "rank": 0, "ansible_host": "127.0.0.1", "fabric_address": "198.51.100.21"}
     single = {"nodes": 1, "parallel": {"tensor": 1}}
     hosts = {"spark-01": {**A, "rank": 1}, "spark-03": {**beta, "recipe_overrides": single}}
-    done = playbook("serve", inventory(hosts, NVFP4))
+    done = run_playbook("serve", inventory(hosts, NVFP4))
     told = " ".join(done.stdout.split())
     assert "cluster alpha: rank 0 is missing" in told
     assert "spark-03 : ok=1 changed=0 unreachable=1" in told
 
 
-def test_limit_that_cuts_a_cluster_is_refused(inventory, playbook) -> None:
-    done = playbook("serve", inventory({"spark-01": A, "spark-02": B}, NVFP4), "--limit", "spark-01")
+def test_limit_that_cuts_a_cluster_is_refused(inventory) -> None:
+    done = run_playbook("serve", inventory({"spark-01": A, "spark-02": B}, NVFP4), "--limit", "spark-01")
     assert "cluster alpha: spark-02 is left out of this run." in " ".join(done.stdout.split())
     assert done.returncode == 2
 
 
-def test_render_contacts_nothing_and_prints_headless_once(playbook) -> None:
+def test_render_contacts_nothing_and_prints_headless_once() -> None:
     """`--headless` exactly once, last, on rank 1."""
-    done = playbook("render", "inventories/spark")
+    done = run_playbook("render", "inventories/spark")
     assert done.returncode == 0
     worker, head = done.stdout.split("# spark-01: cluster alpha, rank 0 of 2 (head)")
     assert worker.count("--headless") == 1

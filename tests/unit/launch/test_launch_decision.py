@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from ansible_collections.gb10.fleet.plugins.module_utils._launch import LAUNCH, REFUSE, SERVING, decide
 
 NODES = ["spark-01", "spark-02"]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from ansible_collections.gb10.fleet.plugins.filter.rank_spec import with_fabric
 from ansible_collections.gb10.fleet.plugins.module_utils import _rank_spec
 from ansible_collections.gb10.fleet.plugins.module_utils._recipe import merge, normalise
@@ -63,7 +64,7 @@ def docker_options(words: list[str]) -> tuple[set[tuple[str, str]], dict[str, st
     long = {"-d": "--detach", "-v": "--volume", "-e": "--env"}
     options, env, rest = set(), {}, list(words)
     while rest:
-        name = long.get(rest.pop(0), None) or words[len(words) - len(rest) - 1]
+        name = long.get(rest.pop(0)) or words[len(words) - len(rest) - 1]
         value = ""
         if "=" in name:
             name, value = name.split("=", 1)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from ansible_collections.gb10.fleet.plugins.action.topology import find_recipe, load_recipe
 from ansible_collections.gb10.fleet.plugins.module_utils._recipe import RecipeError, merge, normalise, through_registry
 
@@ -34,7 +35,7 @@ def test_every_recipe_of_the_collection_is_valid(path: Path) -> None:
         ),
         (
             {"args": {"gpu-memory-utilization": 1.7}},
-            "args.gpu-memory-utilization is 1.7, wanted a share of memory between 0 and 1 (this recipe's largest safe value is 0.85).",
+            "args.gpu-memory-utilization is 1.7, wanted a share of memory between 0 and 1 (this recipe",
         ),
         ({"image": {"digest": "sha256:12"}}, "image.digest is 'sha256:12', wanted sha256: and 64 hexadecimal digits."),
         (

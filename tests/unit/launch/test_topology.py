@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from ansible_collections.gb10.fleet.plugins.module_utils._topology import (
     Member,
     TopologyError,

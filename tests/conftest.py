@@ -1,17 +1,13 @@
-"""Run the collection's playbooks as a user does, in a process of their own."""
+"""Fixtures of the playbook and end-to-end tests."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
-
-ROOT = Path(__file__).resolve().parents[2]
+from fleet import ROOT
 
 
 @pytest.fixture
@@ -27,21 +23,3 @@ def inventory(tmp_path: Path) -> Callable[..., Path]:
         return tmp_path
 
     return write
-
-
-@pytest.fixture
-def playbook() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run `ansible-playbook playbooks/<name>.yml` from the root of the clone."""
-
-    def run(name: str, inventory: Path | str, *words: str) -> subprocess.CompletedProcess[str]:
-        argv = [
-            str(Path(sys.executable).with_name("ansible-playbook")),
-            f"playbooks/{name}.yml",
-            "-i",
-            str(inventory),
-            *words,
-        ]
-        env = {**os.environ, "ANSIBLE_NOCOLOR": "1", "COLUMNS": "100"}
-        return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
-
-    return run
