@@ -12,13 +12,12 @@ from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
 from ansible_collections.gb10.fleet.plugins.module_utils import _findings
-from ansible_collections.gb10.fleet.plugins.module_utils._fabric_plan import (
-    ROCE,
-    SOCKET,
+from ansible_collections.gb10.fleet.plugins.module_utils._fabric_model import ROCE, SOCKET
+from ansible_collections.gb10.fleet.plugins.module_utils._fabric_plan import plan
+from ansible_collections.gb10.fleet.plugins.module_utils._fabric_proof import (
     environment,
     judge,
     mixed_indexes,
-    plan,
     rail_facts,
     rows,
 )

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ansible_collections.gb10.fleet.plugins.module_utils._fabric import parse_hca_list
-from ansible_collections.gb10.fleet.plugins.module_utils._fabric_plan import Rank
+from ansible_collections.gb10.fleet.plugins.module_utils._fabric_model import Rank
 
 
 def members(task_vars: Mapping[str, Any]) -> list[str]:
