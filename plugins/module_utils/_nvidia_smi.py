@@ -17,7 +17,7 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 TIMEOUT_S = 10.0
@@ -138,7 +138,7 @@ def parse_csv(text: str) -> list[dict[str, str | None]]:
 
 
 def parse_xml(text: str) -> list[Gpu]:
-    """The GPUs of ``nvidia-smi -q -x``. Raises NvidiaSmiFailed when the text is not that document."""
+    """The GPUs of ``nvidia-smi -q -x``, one at least. Raises NvidiaSmiFailed when the text is not that document."""
     import xml.etree.ElementTree as ElementTree
 
     try:
@@ -146,7 +146,10 @@ def parse_xml(text: str) -> list[Gpu]:
     except ElementTree.ParseError as exc:
         raise NvidiaSmiFailed(f"nvidia-smi -q -x did not print XML ({exc}): {_first_line(text)}", text=text) from exc
     driver = text_or_none(root.findtext("driver_version"))
-    return [_gpu(node, driver) for node in root.iter("gpu")]
+    gpus = [_gpu(node, driver) for node in root.iter("gpu")]
+    if not gpus:
+        raise NvidiaSmiFailed("nvidia-smi -q -x names no GPU. Check the NVIDIA driver: nvidia-smi -L.", text=text)
+    return gpus
 
 
 def _gpu(node: Any, driver: str | None) -> Gpu:
@@ -274,3 +277,148 @@ def query_processes(*, command: str = "nvidia-smi", timeout_s: float = TIMEOUT_S
 def snapshot(*, command: str = "nvidia-smi", timeout_s: float = TIMEOUT_S) -> list[Gpu]:
     """``nvidia-smi -q -x``: everything about every GPU, in one call. Raises as :func:`run`."""
     return parse_xml(run(["-q", "-x"], command=command, timeout_s=timeout_s))
+
+
+# --- Clock lock -----------------------------------------------------------------------------------------------------------------
+# The driver does not report a lock back: `-q -d CLOCK` keeps saying Max 3003 MHz and SUPPORTED_CLOCKS of a GB10 is empty (host
+# tests, driver 580.178.04). What can be known is the tool's reply, our own record, and the SM clock under load. A cap snaps down
+# to one of the GPU's steps (2200 reads 2184 or 2190).
+SM_STEP_MHZ = 15.0
+_LOCKED = re.compile(r'GPU clocks set to "\(gpuClkMin (\d+), gpuClkMax (\d+)\)"')
+_REFUSED = re.compile(
+    r"not supported|insufficient permission|treating as warning|unable to|failed|invalid", re.IGNORECASE
+)
+
+LOW_POWER_CURE = (
+    "Shut the node down, take the AC away for at least 60 s and start it again: "
+    "no clock setting and no reboot cures this state."
+)
+
+
+class Clocks(NamedTuple):
+    """What the GPUs of a node do now; of several GPUs the smallest maximum and the largest of everything else."""
+
+    gr_max_mhz: float | None
+    sm_mhz: float | None
+    utilization_percent: float | None
+    power_w: float | None
+    persistence: bool | None
+    reasons: tuple[str, ...]
+    temperature_celsius: float | None = None
+
+    @property
+    def loaded(self) -> bool:
+        """Busy enough for the SM clock to be at its cap."""
+        return (self.utilization_percent or 0) >= 50
+
+    @property
+    def stuck_low_power(self) -> bool:
+        """The state after a crash or power event in which a GB10 sits at 500-850 MHz and ~19 W, 96 % busy, without a reason.
+
+        Healthy under the same load: 2281 MHz and 92.5 W. ``-lgc`` is accepted in this state and changes nothing.
+        """
+        busy = (self.utilization_percent or 0) > 90
+        slow = self.sm_mhz is not None and self.sm_mhz < 1000
+        weak = self.power_w is not None and self.power_w < 30
+        return busy and slow and weak and not [r for r in self.reasons if r != "gpu_idle"]
+
+    @property
+    def shown(self) -> str:
+        """``SM 799 MHz, 19.5 W, 96 % busy``."""
+        return f"SM {_shown(self.sm_mhz)} MHz, {_shown(self.power_w, 1)} W, {_shown(self.utilization_percent)} % busy"
+
+
+def _shown(number: float | None, digits: int = 0) -> str:
+    return "?" if number is None else f"{number:.{digits}f}"
+
+
+def read_clocks(*, command: str = "nvidia-smi", timeout_s: float = TIMEOUT_S) -> Clocks:
+    """The GPUs' clocks, power and load in one call. Raises as :func:`run`, and NvidiaSmiFailed when there is no GPU."""
+    fields = (
+        "clocks.max.gr",
+        "clocks.sm",
+        "utilization.gpu",
+        "power.draw",
+        "persistence_mode",
+        "clocks_event_reasons.active",
+    )
+    rows = query_gpus(fields, command=command, timeout_s=timeout_s)
+    if not rows:
+        raise NvidiaSmiFailed(f"{command} names no GPU. Check the NVIDIA driver: nvidia-smi -L.")
+    # The printed names differ from the asked ones (clocks.sm comes as clocks.current.sm), their order does not.
+    columns = list(zip(*(row.values() for row in rows), strict=True))
+    numbers = [[n for n in map(number_or_none, column) if n is not None] for column in columns]
+    modes = [text_or_none(mode) for mode in columns[4]]
+    return Clocks(
+        gr_max_mhz=min(numbers[0], default=None),
+        sm_mhz=max(numbers[1], default=None),
+        utilization_percent=max(numbers[2], default=None),
+        power_w=max(numbers[3], default=None),
+        persistence=None if None in modes else all(mode == "Enabled" for mode in modes),
+        reasons=tuple(sorted({reason for mask in columns[5] for reason in reasons_of_mask(mask)})),
+        temperature_celsius=max(numbers[6], default=None),
+    )
+
+
+def check_lock(min_mhz: int, max_mhz: int, clocks: Clocks) -> None:
+    """Raise NvidiaSmiFailed (a sentence) for a lock that this GPU cannot hold."""
+    if min_mhz > max_mhz:
+        raise NvidiaSmiFailed(f"GPU clock {min_mhz}-{max_mhz} MHz: the minimum is above the maximum.")
+    if clocks.gr_max_mhz is not None and max_mhz > clocks.gr_max_mhz:
+        raise NvidiaSmiFailed(
+            f"GPU clock maximum {max_mhz} MHz is above what this GPU can do: {clocks.gr_max_mhz:.0f} MHz (clocks.max.gr)."
+        )
+
+
+def driver_load(root: str = "/") -> int | None:
+    """A number that changes when the driver is loaded again (the inode of its folder in sysfs); None without a driver module."""
+    try:
+        return os.stat(root.rstrip("/") + "/sys/module/nvidia").st_ino  # noqa: PTH116
+    except OSError:
+        return None
+
+
+def why_lock(
+    record: Mapping[str, Any] | None, min_mhz: int, max_mhz: int, driver: int | None, clocks: Clocks
+) -> str | None:
+    """Why ``-lgc`` has to be run: a short clause, or None when as far as one can know the lock is in force.
+
+    :param record: what we last locked since this boot ({min_mhz, max_mhz, driver}), None when nothing.
+    :param driver: :func:`driver_load` now.
+    """
+    if record is None:
+        return "no lock is recorded since this node started"
+    if (record.get("min_mhz"), record.get("max_mhz")) != (min_mhz, max_mhz):
+        return f"locked to {record.get('min_mhz')}-{record.get('max_mhz')} MHz"
+    if record.get("driver") != driver:
+        return "the driver was loaded again, which drops the lock"
+    if clocks.sm_mhz is not None and clocks.sm_mhz > max_mhz + SM_STEP_MHZ:
+        return f"the SM clock is {clocks.sm_mhz:.0f} MHz, above the lock of {max_mhz} MHz"
+    return None
+
+
+def lock_clocks(min_mhz: int, max_mhz: int, *, command: str = "nvidia-smi", timeout_s: float = TIMEOUT_S) -> str:
+    """``nvidia-smi -lgc MIN,MAX``; returns the tool's reply. Raises as :func:`run`, and NvidiaSmiFailed for a refusal.
+
+    A refusal can come with exit code 0 ("Setting locked GPU clocks is not supported ... Treating as warning and moving on.").
+    """
+    text = run(["-lgc", f"{min_mhz},{max_mhz}"], command=command, timeout_s=timeout_s)
+    found = _LOCKED.search(text)
+    if found is None or (int(found[1]), int(found[2])) != (min_mhz, max_mhz):
+        raise NvidiaSmiFailed(
+            f"{command} -lgc {min_mhz},{max_mhz} did not lock the GPU clock: {_refusal(text)}", text=text
+        )
+    return found.group()
+
+
+def reset_clocks(*, command: str = "nvidia-smi", timeout_s: float = TIMEOUT_S) -> str:
+    """``nvidia-smi -rgc``; returns the tool's reply. Raises as :func:`run`, and NvidiaSmiFailed for a refusal."""
+    text = run(["-rgc"], command=command, timeout_s=timeout_s)
+    if _REFUSED.search(text):
+        raise NvidiaSmiFailed(f"{command} -rgc did not reset the GPU clock: {_refusal(text)}", text=text)
+    return _first_line(text)
+
+
+def _refusal(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return next((line for line in lines if _REFUSED.search(line)), lines[0] if lines else "(no output)")
