@@ -45,7 +45,7 @@ class ActionModule(ActionBase):
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
         task_vars = task_vars or {}
-        _, args = self.validate_argument_spec(
+        args = self.validate_argument_spec(
             argument_spec={
                 "info_from": {"type": "str", "required": True},
                 "probe_from": {"type": "str", "required": True},
@@ -55,7 +55,7 @@ class ActionModule(ActionBase):
                 "show": {"type": "bool", "default": False},
                 "defer_errors": {"type": "bool", "default": False},
             }
-        )
+        )[1]
         host, cluster = task_vars["inventory_hostname"], subject(task_vars)
         result = plan(ranks_of(task_vars, args["info_from"]), args["transport"])
         before = {node: list(rails) for node, rails in result.rails.items()}

@@ -38,7 +38,7 @@ class ActionModule(ActionBase):
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
         task_vars = task_vars or {}
-        _, args = self.validate_argument_spec(
+        args = self.validate_argument_spec(
             argument_spec={
                 "report_from": {"type": "str", "required": True},
                 "fabric_from": {"type": "str"},
@@ -56,7 +56,7 @@ class ActionModule(ActionBase):
                 "accept": {"type": "list", "elements": "str", "default": []},
                 "show": {"type": "bool", "default": False},
             }
-        )
+        )[1]
         host, cluster = task_vars["inventory_hostname"], subject(task_vars)
         names = members(task_vars)
         nodes = [self._node(task_vars, name, args) for name in names]

@@ -190,8 +190,7 @@ def _gid_trouble(result: Plan, rank: Rank, rail: Rail) -> tuple[str, str] | None
 
 
 def mtus(result: Plan) -> None:
-    """Compare both ends of each rail. A difference stops the first rail and drops another; 1500 on both is only "
-    "slow."""
+    """Compare both ends of each rail. A difference stops rail 1 and drops another; 1500 on both ends is only slow."""
     for node, rails in result.rails.items():
         kept = []
         for rail in rails:

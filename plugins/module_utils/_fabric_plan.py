@@ -26,8 +26,7 @@ from ansible_collections.gb10.fleet.plugins.module_utils._fabric_model import (
 
 
 def plan(ranks: Sequence[Rank], transport: str = ROCE) -> Plan:
-    """Plan the rails of one cluster from the reports of its nodes, and say what is wrong before anything is "
-    "probed."""
+    """Plan the rails of one cluster from the reports of its nodes, and say what is wrong before anything is probed."""
     result = Plan(transport, {rank.name: rank for rank in ranks})
     for rank in ranks:
         if rank.info is None:
@@ -240,8 +239,7 @@ def _second(result: Plan, rank: Rank, peer: Rank, first: str, rails: Sequence[Ra
 
 
 def _shape(result: Plan) -> str:
-    """pair, switch (all peers through the same netdev), mesh (a cable per peer) or ring (not every pair has a "
-    "cable)."""
+    """pair, switch (all peers through the same netdev), mesh (a cable per peer) or ring (not every pair has one)."""
     if len(result.ranks) < 3:
         return "pair"
     meshed = gaps = False

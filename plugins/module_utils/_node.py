@@ -30,8 +30,7 @@ def meminfo(text: str) -> dict[str, int]:
 
 
 def kho_reserve(memory: Mapping[str, int]) -> bool:
-    """Kexec HandOver gave pages away as movable: CmaFree > CmaTotal. RDMA cannot pin them (kernel "
-    "7.0.0-10xx-nvidia)."""
+    """Kexec HandOver gave pages away as movable: CmaFree > CmaTotal. RDMA cannot pin them (7.0.0-10xx-nvidia)."""
     return memory.get("CmaFree", 0) > memory.get("CmaTotal", 0)
 
 
