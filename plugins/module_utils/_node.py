@@ -84,6 +84,13 @@ def driver_of_cdi(text: str) -> str | None:
     return match.group(1) if match else None
 
 
+def pcie_faults(kernel_log: str) -> list[str]:
+    """Kernel lines of a fatal PCIe error that took the CX7 with it. Corrected errors, and the warning about 27 W that healthy
+    units print as well, are none (dgx-spark-playbooks#108)."""
+    fatal = re.compile(r"AER:.*Uncorrect\w* \(Fatal\)|mlx5_pci_err_detected|mlx5_pci_slot_reset|soft lockup.*aerdrv")
+    return [line.strip() for line in kernel_log.splitlines() if fatal.search(line)]
+
+
 def status_field(status: str, name: str) -> str | None:
     match = re.search(rf"^{name}:\s*(.*)$", status, re.MULTILINE)
     return match.group(1).strip() if match else None
@@ -107,8 +114,10 @@ def top_users(
 
 
 def missing_kib(size_gib: float | None, present_bytes: int) -> float:
-    """What is still to be written of something that is ``size_gib`` large."""
-    return max(0.0, (size_gib or 0.0) * GIB_KIB - present_bytes / 1024)
+    """What is still to be written of something that is ``size_gib`` large; sizes are rounded, so 1 % counts as complete."""
+    whole = (size_gib or 0.0) * GIB_KIB
+    missing = whole - present_bytes / 1024
+    return missing if missing > whole / 100 else 0.0
 
 
 def per_file_system(needs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

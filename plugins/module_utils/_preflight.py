@@ -128,6 +128,17 @@ def check_foreign(node: Node, info: Mapping[str, Any], wanted: Wanted) -> Found:
         )
 
 
+def check_pcie(node: Node, info: Mapping[str, Any], wanted: Wanted) -> Found:
+    faults = info["pcie_faults"]
+    if faults:
+        yield node.error(
+            "net-cx7-aer",
+            f"the kernel reports a fatal PCIe error of the CX7 since boot ({len(faults)} lines, first "
+            f"`{faults[0]}`): its functions are lost, and restarting the engine does not bring them back. Reboot "
+            "this node; if it comes again, cap the GPU clock.",
+        )
+
+
 # --- memory ---------------------------------------------------------------------------------------------------------
 
 
@@ -420,6 +431,7 @@ def check_sudo(node: Node, info: Mapping[str, Any], wanted: Wanted) -> Found:
 CHECKS: tuple[Callable[[Node, Mapping[str, Any], Wanted], Found], ...] = (
     check_gpu,
     check_foreign,
+    check_pcie,
     check_memory,
     check_kho,
     check_docker,

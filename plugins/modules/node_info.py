@@ -126,6 +126,10 @@ node:
       description: Engine processes that belong to no running container.
       type: list
       elements: dict
+    pcie_faults:
+      description: Kernel lines since boot of a fatal PCIe error of the CX7. Empty where the kernel log may not be read.
+      type: list
+      elements: str
 """
 
 import getpass
@@ -176,6 +180,7 @@ class NodeReader:
             "names": self.names(),
             "clock_offset_s": None if sent is None else round(received - sent, 3),
             "orphans": self.orphans(processes, docker),
+            "pcie_faults": _node.pcie_faults(self.privilege.run(["dmesg"], 5).out)[:20],
         }
 
     def identity(self) -> dict[str, Any]:
