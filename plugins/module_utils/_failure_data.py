@@ -607,7 +607,7 @@ CATALOGUE: list[dict[str, Any]] = [{'id': 'launch-headless',
   'kind': 'cause',
   'severity': 'hard',
   'stage': 'load',
-  'cause': 'no sign of life while {doing}: for {seconds} s no new log line, no CPU time{gpu}',
+  'cause': 'no sign of life while {doing}: for {seconds} s no new log line and no CPU time',
   'fix': 'look at the last lines of all ranks and at their kernel logs; a rank that waits for another one is '
          'still, too'},
  {'id': 'stage-budget',

@@ -1,0 +1,356 @@
+# Copyright (c) The gb10.fleet maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Judge the ranks of a cluster together: who is in trouble, which trouble came first, and what a person reads. Pure functions.
+
+A *report* is what one rank's watcher last saw (what rank_info returns, and a few times of the controller's clock):
+``host, rank, at, failing_since, failure, still_since, group_since, offset_s, ...rank``. Times ``at`` and ``*_since`` are seconds of
+the controller's clock; times inside a rank are the node's (RFC 3339) and are moved by ``offset_s``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+from ansible_collections.gb10.fleet.plugins.module_utils import _failures
+from ansible_collections.gb10.fleet.plugins.module_utils._engine_log import ORDER, STAGES
+
+# Budgets in seconds. The recipe's `readiness` overrides them.
+BUDGETS: dict[str, float] = {
+    "start_s": 300,
+    "rendezvous_s": 180,
+    "load_s": 3600,
+    "compile_s": 3600,
+    "first_token_s": 300,
+    # How long log, CPU and GPU may all be still inside a stage.
+    "still_s": 300,
+    # How long a node may give no answer.
+    "unreachable_s": 30,
+}
+# Stage -> the budget that it counts against.
+BUDGET_OF: dict[str, str] = {
+    **dict.fromkeys(("container", "config", "engine"), "start_s"),
+    "rendezvous": "rendezvous_s",
+    **dict.fromkeys(("joined", "load"), "load_s"),
+    **dict.fromkeys(("loaded", "compile", "kv_cache", "capture", "warm", "server"), "compile_s"),
+    **dict.fromkeys(("ready", "stopped"), "first_token_s"),
+}
+# Clocks of nodes and controller that differ by less are taken for equal: the measurement is no better than that.
+CLOCK_TOLERANCE_S = 2.0
+# A cause on one rank and an unknown error on another within this time are one event.
+SAME_EVENT_S = 2.0
+_ADDRESS = re.compile(r"^\[?(?:::ffff:)?([\w.:]+?)\]?$")
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What is wrong with one rank. ``when``: seconds of the controller's clock; ``strength`` 0 explains, 3 is a mere symptom."""
+
+    host: str
+    id: str
+    when: float
+    strength: int
+    line: str = ""
+    groups: Mapping[str, Any] = field(default_factory=dict)
+
+
+def moment(text: str | None) -> float | None:
+    """Seconds since 1970 of an RFC 3339 time, None for anything else (an engine's own time has no year)."""
+    if not text or len(text) < 20 or text.startswith("0001-"):
+        return None
+    whole, _, rest = text.rstrip("Z").partition(".")
+    try:
+        base = datetime.fromisoformat(whole).replace(tzinfo=timezone.utc).timestamp()
+    except ValueError:
+        return None
+    digits = "".join(c for c in rest if c.isdigit())
+    return base + (float(f"0.{digits}") if digits else 0.0)
+
+
+def _when(report: Mapping[str, Any], text: str | None) -> float:
+    seconds = moment(text)
+    offset = report.get("offset_s") or 0.0
+    if seconds is None:
+        return float(report["at"])
+    return seconds + (offset if abs(offset) > CLOCK_TOLERANCE_S else 0.0)
+
+
+def stage_of(report: Mapping[str, Any]) -> str:
+    """The stage of a rank; a container without a line is at ``container``."""
+    return str(report.get("stage") or "container")
+
+
+def doing(report: Mapping[str, Any]) -> str:
+    """What the rank does, in words: ``loading weights 37 %``."""
+    percent = report.get("stage_percent")
+    return STAGES[stage_of(report)] + (f" {percent} %" if percent is not None else "")
+
+
+def duration(seconds: float) -> str:
+    """``00:42``, ``12:05``, ``1:02:03``."""
+    whole = int(seconds)
+    hours, rest = divmod(whole, 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60:02d}:{rest % 60:02d}"
+
+
+# --- one rank -----------------------------------------------------------------------------------------------------------
+def trouble(report: Mapping[str, Any], settings: Mapping[str, Any], now: float) -> Trouble | None:
+    """What is wrong with one rank, or None.
+
+    :param settings: ``budgets`` (seconds), ``container``, ``master`` (host:port that workers shall look for the head at),
+        ``waiting`` (whether the cluster is still starting: budgets count).
+    """
+    return (
+        _connection(report, settings, now)
+        or _container(report, settings)
+        or _log(report, now)
+        or _stopped(report, now)
+        or (_budget(report, settings, now) if settings.get("waiting", True) else None)
+    )
+
+
+def _connection(report: Mapping[str, Any], settings: Mapping[str, Any], now: float) -> Trouble | None:
+    since = report.get("failing_since")
+    limit = settings["budgets"]["unreachable_s"]
+    if since is None or now - since < limit:
+        return None
+    groups = {"seconds": int(now - since), "detail": str(report.get("failure") or "no answer")}
+    return Trouble(report["host"], "rank-unreachable", since, 0, "", groups)
+
+
+def _container(report: Mapping[str, Any], settings: Mapping[str, Any]) -> Trouble | None:
+    host, at = report["host"], float(report["at"])
+    if report.get("failing_since") is not None:
+        return None
+    if not report.get("exists"):
+        return Trouble(host, "rank-missing", at, 0, "", {"container": settings.get("container", "")})
+    replaced = report.get("first_id") and report["first_id"] != report["container_id"]
+    started_anew = report.get("first_started_at") and report["first_started_at"] != report["started_at"]
+    if replaced or started_anew or report.get("restart_count"):
+        return Trouble(host, "rank-restarted", _when(report, report.get("started_at")), 0)
+    if report.get("running"):
+        return None
+    if report.get("status") == "paused":
+        return Trouble(host, "rank-stopped", at, 0)
+    return _ended(report)
+
+
+def _ended(report: Mapping[str, Any]) -> Trouble:
+    """Why a rank that ended did so: its own words, then the kernel's, then Docker's, then its exit code."""
+    host = report["host"]
+    known = _log(report, float(report["at"]))
+    hard = [line for line in report.get("kernel_lines") or [] if line["severity"] == "hard"]
+    if known and known.strength == 0:
+        return known
+    if hard:
+        line = hard[0]
+        return Trouble(host, line["id"], _when(report, report.get("finished_at")), 0, line["line"], line["groups"])
+    if report.get("error") and (said := _failures.match(report["error"], _failures.CONTAINER)):
+        return Trouble(host, said.id, float(report["at"]), 0, report["error"], said.groups)
+    code = report.get("exit_code")
+    when = _when(report, report.get("finished_at"))
+    if report.get("oom_killed"):
+        return Trouble(host, "rank-oom-killed", when, 0, "", {"exit_code": code})
+    if code == 137 and not known:
+        return Trouble(host, "rank-killed", when, 0)
+    if known:
+        return known
+    error = report.get("first_error")
+    line = error["line"] if error else str(report.get("error") or "")
+    # Without a word and with exit code 0 a worker usually follows a head that left.
+    strength = 2 if error or code else 3
+    return Trouble(
+        host, "rank-ended", _when(report, error["time"]) if error else when, strength, line, {"exit_code": code}
+    )
+
+
+def _log(report: Mapping[str, Any], now: float) -> Trouble | None:
+    host = report["host"]
+    fatal = report.get("fatal")
+    if fatal:
+        first = report.get("first_error") or fatal
+        strength = {"cause": 0, "peer": 1}.get(fatal["kind"], 2)
+        line = fatal["line"]
+        if fatal["kind"] == _failures.WRAPPER and first.get("line"):
+            line = first["line"]
+        return Trouble(host, fatal["id"], _when(report, first.get("time")), strength, line, fatal["groups"])
+    for name, wait in (report.get("waits") or {}).items():
+        known = _failures.entry(name)
+        since = _when(report, wait["time"])
+        if stage_of(report) in (known["stage"], "engine") and now - since >= known["patience_s"]:
+            return Trouble(host, name, since, 2, wait["line"], wait["groups"])
+    return None
+
+
+def _stopped(report: Mapping[str, Any], now: float) -> Trouble | None:
+    since = report.get("stopped_since")
+    if since is not None and now - since >= 2:
+        return Trouble(report["host"], "rank-stopped", since, 0)
+    return None
+
+
+def _budget(report: Mapping[str, Any], settings: Mapping[str, Any], now: float) -> Trouble | None:
+    host, stage = report["host"], stage_of(report)
+    budgets = settings["budgets"]
+    wanted, found = settings.get("master"), (report.get("facts") or {}).get("master")
+    if wanted and found and stage == "rendezvous" and report["rank"] > 0 and found != wanted:
+        return Trouble(host, "launch-other-master", float(report["at"]), 0, "", {"found": found, "wanted": wanted})
+    # A worker has nothing to say once its KV cache is made: the rest is the head's to do.
+    if report["rank"] > 0 and ORDER[stage] >= ORDER["kv_cache"]:
+        return None
+    words = {"doing": STAGES[stage]}
+    name = BUDGET_OF[stage]
+    spent = now - float(report["group_since"])
+    if spent > budgets[name]:
+        values = {**words, "seconds": int(budgets[name]), "budget": name}
+        verdict = {"rendezvous_s": "stage-rendezvous", "first_token_s": "endpoint-silent"}.get(name, "stage-budget")
+        error = (report.get("probe") or {}).get("error") or f"none within {int(budgets[name])} s"
+        return Trouble(host, verdict, float(report["group_since"]), 3, "", {**values, "error": error})
+    still = report.get("still_since")
+    if still is not None and stage not in ("rendezvous", "ready") and now - still > budgets["still_s"]:
+        return Trouble(host, "stage-still", still, 3, "", {**words, "seconds": int(now - still)})
+    return None
+
+
+# --- all ranks together ---------------------------------------------------------------------------------------------------
+def first_cause(troubles: Sequence[Trouble], addresses: Mapping[str, str] | None = None) -> Trouble:
+    """The trouble that the others follow from: a rank that others point at, then the first by time that explains itself.
+
+    :param addresses: inventory name -> fabric address, to find the node behind "Connection closed by peer [198.51.100.12]".
+    """
+    by_host = {t.host: t for t in troubles}
+    telling = [t for t in troubles if t.strength == 0]
+    unknown = [t for t in troubles if t.strength == 2]
+    if telling:
+        first = min(telling, key=lambda t: t.when)
+        earlier = [t for t in unknown if t.when < first.when - SAME_EVENT_S]
+        return min(earlier, key=lambda t: t.when) if earlier else first
+    for one in sorted((t for t in troubles if t.strength == 1), key=lambda t: t.when):
+        host = peer_host(one, addresses or {})
+        if host in by_host and by_host[host].strength != 1:
+            return by_host[host]
+    if unknown:
+        return min(unknown, key=lambda t: t.when)
+    return min(troubles, key=lambda t: (t.strength, t.when))
+
+
+def peer_host(one: Trouble, addresses: Mapping[str, str]) -> str | None:
+    """The inventory name of the rank that a peer error points at."""
+    peer = one.groups.get("peer") or one.groups.get("peer2")
+    found = _ADDRESS.match(str(peer)) if peer else None
+    return next((name for name, address in addresses.items() if found and address == found.group(1)), None)
+
+
+def diagnosis(
+    cluster: str,
+    reports: Mapping[str, Mapping[str, Any]],
+    first: Trouble,
+    troubles: Sequence[Trouble],
+    elapsed_s: float,
+) -> dict[str, Any]:
+    """The verdict as data: cluster, node, rank, id, title, cause, fix, stage, line, time, last_lines, others, elapsed_s."""
+    report = reports[first.host]
+    words = _failures.explain(first.id, first.groups, first.line)
+    fatal = report.get("fatal") or {}
+    others = [
+        {"node": t.host, "rank": reports[t.host]["rank"], "id": t.id, "line": t.line, **_only(t)}
+        for t in sorted(troubles, key=lambda t: t.when)
+        if t.host != first.host
+    ]
+    stage = fatal.get("stage") or stage_of(report)
+    return {
+        "cluster": cluster,
+        "node": first.host,
+        "rank": report["rank"],
+        **words,
+        "stage": stage,
+        "doing": STAGES[stage],
+        "line": first.line,
+        "time": datetime.fromtimestamp(first.when, tz=timezone.utc).strftime("%H:%M:%S"),
+        "elapsed_s": round(elapsed_s, 1),
+        "last_lines": list(report.get("last_lines") or []),
+        "others": others,
+    }
+
+
+def _only(one: Trouble) -> dict[str, str]:
+    return {"cause": _failures.explain(one.id, one.groups, one.line)["cause"]}
+
+
+def message(found: Mapping[str, Any], last_lines: int = 6) -> str:
+    """The verdict for a person: who, when, why, what to do; then the evidence in short."""
+    lines = [
+        f"{found['cluster']}: {found['node']} (rank {found['rank']}), {found['doing']}, "
+        f"after {duration(found['elapsed_s'])}: {found['cause']}.",
+        f"To do: {found['fix']}.  [{found['id']}]",
+    ]
+    if found["line"]:
+        lines.append(f"First error, {found['time']} UTC: {found['line'][:300]}")
+    lines += [f"Also {o['node']} (rank {o['rank']}): {o['cause']}." for o in found["others"]]
+    if found["last_lines"] and last_lines:
+        lines.append(f"Last lines of {found['node']}:")
+        lines += [f"  {line[:160]}" for line in found["last_lines"][-last_lines:]]
+    return "\n".join(lines)
+
+
+# --- progress ---------------------------------------------------------------------------------------------------------------
+def free_gib(report: Mapping[str, Any]) -> float | None:
+    free = (report.get("memory") or {}).get("free_kib")
+    return round(free / 1048576, 1) if free is not None else None
+
+
+def progress_key(reports: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
+    """What has to change before another line is worth printing: a stage, or ten percent."""
+    return tuple(
+        (r["host"], stage_of(r), None if r.get("stage_percent") is None else r["stage_percent"] // 10) for r in reports
+    )
+
+
+def progress_line(cluster: str, elapsed_s: float, reports: Sequence[Mapping[str, Any]], width: int = 100) -> str:
+    """One line (wrapped at ``width``): ``alpha  00:42  spark-01 loading weights 37 %  spark-02 ...  free 21.3/24.8 GiB``."""
+    pieces = []
+    for report in reports:
+        text = f"{report['host']} {doing(report)}"
+        read = (report.get("activity") or {}).get("read_bytes")
+        if stage_of(report) == "load" and report.get("stage_percent") is None and read:
+            # Only rank 0 prints a bar; the others are seen by what they read.
+            text += f" ({read / 2**30:.1f} GiB read)"
+        pieces.append(text)
+    free = [free_gib(r) for r in reports]
+    if all(f is not None for f in free):
+        pieces.append("free " + "/".join(f"{f:.1f}" for f in free) + " GiB")
+    left = max((r.get("stage_left_s") or 0 for r in reports), default=0)
+    if left >= 60:
+        pieces.append(f"~{round(left / 60)} min left")
+    elif left > 5:
+        pieces.append(f"~{left} s left")
+    start = f"{cluster}  {duration(elapsed_s)}"
+    lines, indent = [start], " " * len(start)
+    for piece in pieces:
+        if len(lines[-1]) + 2 + len(piece) > width and lines[-1].strip() and lines[-1] != start:
+            lines.append(indent)
+        lines[-1] += "  " + piece
+    return "\n".join(lines)
+
+
+def progress_data(cluster: str, elapsed_s: float, reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The same as data, for the JSON form."""
+    return {
+        "cluster": cluster,
+        "elapsed_s": round(elapsed_s, 1),
+        "ranks": [
+            {
+                "node": r["host"],
+                "rank": r["rank"],
+                "stage": stage_of(r),
+                "percent": r.get("stage_percent"),
+                "left_s": r.get("stage_left_s"),
+                "free_gib": free_gib(r),
+            }
+            for r in reports
+        ],
+    }
