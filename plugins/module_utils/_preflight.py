@@ -295,7 +295,8 @@ def docker_denied(session: Mapping[str, Any]) -> str:
 
 
 def _runtime(node: Node, info: Mapping[str, Any], wanted: Wanted) -> Found:
-    """`--gpus` needs the toolkit's hook on dockerd's PATH, its runtime, or a CDI specification of this driver."""
+    """`--gpus` needs the toolkit's hook on dockerd's PATH when the daemon starts, or a CDI specification of this driver.
+    The runtime named nvidia alone is not enough."""
     docker = info["docker"]
     if not wanted.gpus:
         return
@@ -313,12 +314,18 @@ def _runtime(node: Node, info: Mapping[str, Any], wanted: Wanted) -> Found:
             "the NVIDIA runtime is in CDI mode, but no specification lies in /etc/cdi or /var/run/cdi "
             "(`unresolvable CDI devices`). Run `nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`.",
         )
-    elif not docker["hook"] and "nvidia" not in docker["runtimes"] and not docker["cdi"]:
+    elif not docker["hook"] and not docker["cdi"]:
         yield node.error(
             "pre-docker-runtime",
-            f"Docker has no NVIDIA runtime (runtimes: {', '.join(docker['runtimes']) or 'none'}; a start would end "
-            "in `could not select device driver`). Install nvidia-container-toolkit, run `nvidia-ctk runtime "
+            f"Docker has no NVIDIA runtime hook (runtimes: {', '.join(docker['runtimes']) or 'none'}); a start would "
+            "end in `could not select device driver`. Install nvidia-container-toolkit, run `nvidia-ctk runtime "
             "configure --runtime=docker` and restart Docker.",
+        )
+    elif docker["hook_is_newer"]:
+        yield node.warning(
+            "pre-docker-runtime",
+            "NVIDIA's container toolkit was installed after the Docker daemon started, which may not see it yet. "
+            "Run `systemctl restart docker`.",
         )
     for spec in docker["cdi"]:
         if spec["driver"] and drivers and spec["driver"] not in drivers:

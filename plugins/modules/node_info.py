@@ -102,8 +102,9 @@ node:
       elements: dict
     docker:
       description:
-        - C(state) (ok, absent, stopped, denied, timeout, refused), C(error), C(version), C(root), C(runtimes), C(hook), C(cdi),
-          C(mode), C(containers) of any cluster of this collection, C(image).
+        - C(state) (ok, absent, stopped, denied, timeout, refused), C(error), C(version), C(root), C(runtimes), C(hook) (that of
+          NVIDIA's toolkit, and C(hook_is_newer) than the daemon), C(cdi), C(mode), C(containers) of any cluster of this collection,
+          C(image).
       type: dict
     session:
       description: C(user), C(groups) of this session, C(docker_group) members, C(sudo) without a password.
@@ -132,6 +133,7 @@ node:
       elements: str
 """
 
+import contextlib
 import getpass
 import grp
 import importlib.util
@@ -277,7 +279,7 @@ class NodeReader:
         result: dict[str, Any] = {
             **{"state": "ok", "error": None, "version": None, "root": None, "runtimes": [], "mode": None},
             **{"containers": [], "running": [], "image": None, "cdi": [], "command": find("docker") is not None},
-            "hook": find("nvidia-container-runtime-hook") is not None,
+            **self.hook(),
         }
         result["cdi"] = self.cdi()
         config = self.tree.text("etc/nvidia-container-runtime/config.toml") or ""
@@ -305,6 +307,16 @@ class NodeReader:
                     }
                 )
         result["image"] = self.image()
+        return result
+
+    def hook(self) -> dict[str, bool]:
+        """dockerd looks for the toolkit's hook when it starts: one that came later is not seen until a restart."""
+        path = find("nvidia-container-runtime-hook")
+        result = {"hook": path is not None, "hook_is_newer": False}
+        if path is not None:
+            with contextlib.suppress(OSError):
+                started = self.tree.path("run/docker.pid").stat().st_mtime
+                result["hook_is_newer"] = Path(path).resolve().stat().st_ctime > started + 1
         return result
 
     def image(self) -> dict[str, Any] | None:

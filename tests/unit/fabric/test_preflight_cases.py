@@ -58,6 +58,7 @@ def report(**changes: Any) -> dict[str, Any]:
             "root": "/var/lib/docker",
             "runtimes": ["nvidia", "runc"],
             "hook": True,
+            "hook_is_newer": False,
             "cdi": [],
             "mode": None,
             "containers": [],
@@ -275,9 +276,12 @@ def test_pre_docker_runtime(kit: Any) -> None:
     ((severity, code, message),) = said(docker={"runtimes": runtimes, "hook": False})
     assert (severity, code) == ("error", "pre-docker-runtime")
     assert message.startswith(
-        "spark-01: Docker has no NVIDIA runtime (runtimes: io.containerd.runc.v2, runc; a start would end in `could not"
+        "spark-01: Docker has no NVIDIA runtime hook (runtimes: io.containerd.runc.v2, runc); a start would end in "
+        "`could not"
     )
     assert said(Wanted(gpus=False), docker={"runtimes": runtimes, "hook": False}) == []
+    ((severity, _, message),) = said(docker={"hook_is_newer": True})
+    assert (severity, "systemctl restart docker" in message) == ("warning", True)
     ((_, code, message),) = said(docker={"root": "/var/snap/docker/common/var-lib-docker"})
     assert "Docker is the snap" in message
 
