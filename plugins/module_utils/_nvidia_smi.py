@@ -7,7 +7,8 @@ On a GB10 memory, fan, power cap and memory clock are ``[N/A]`` or ``Not Support
 ``None`` here, never 0 and never an error. A call can block for minutes on a wedged driver (491-737 s seen), so every call has a
 timeout, and a timeout is a verdict of its own: :class:`NvidiaSmiTimeout`.
 
-Standard library only, and nothing of Ansible: the programs that stay on a node ship a copy of this file beside themselves.
+Standard library only, nothing of Ansible and no other file of the collection: the programs that stay on a node ship a copy of this
+file beside themselves. (Hence a runner of its own, without the imports of ``_command.py``, which a minutely timer would pay for.)
 """
 
 from __future__ import annotations
@@ -220,9 +221,10 @@ def run(arguments: Sequence[str], *, command: str = "nvidia-smi", timeout_s: flo
 
     Raises NvidiaSmiAbsent, NvidiaSmiTimeout, or NvidiaSmiFailed for an exit code other than 0.
     """
-    shown = " ".join((command, *arguments))
+    queries = [argument for argument in arguments if argument.startswith("--query")]
+    shown = " ".join((command, queries[0].partition("=")[0] if queries else " ".join(arguments))).strip()
     try:
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # pylint: disable=ansible-bad-function
             [command, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -341,12 +343,15 @@ def read_clocks(*, command: str = "nvidia-smi", timeout_s: float = TIMEOUT_S) ->
         "power.draw",
         "persistence_mode",
         "clocks_event_reasons.active",
+        "temperature.gpu",
     )
     rows = query_gpus(fields, command=command, timeout_s=timeout_s)
     if not rows:
         raise NvidiaSmiFailed(f"{command} names no GPU. Check the NVIDIA driver: nvidia-smi -L.")
     # The printed names differ from the asked ones (clocks.sm comes as clocks.current.sm), their order does not.
     columns = list(zip(*(row.values() for row in rows), strict=True))
+    if len(columns) != len(fields):
+        raise NvidiaSmiFailed(f"{command} answered {len(columns)} of {len(fields)} fields: {', '.join(rows[0])}.")
     numbers = [[n for n in map(number_or_none, column) if n is not None] for column in columns]
     modes = [text_or_none(mode) for mode in columns[4]]
     return Clocks(

@@ -165,20 +165,20 @@ def _cpu(info: Mapping[str, Any]) -> list[_Row]:
                 "governor_pinned",
                 f"Governor pins {len(pinned)} of {len(cores)} cores at their maximum, always",
                 f"performance governor{doing}",
-                "thermal_governor: schedutil",
+                "thermal_governor: auto",
             )
         )
     open_fast = [p for p in policies if p["hardware_max_mhz"] > FAST_MHZ and p["max_mhz"] > FAST_MHZ]
     if open_fast:
         top = max(p["max_mhz"] for p in open_fast)
-        count = sum(len(p["cpu_list"]) for p in open_fast)
+        cpus = sorted(cpu for p in open_fast for cpu in p["cpu_list"])
         first = cores.get(0)
         hidden = f"; cpu0 alone says {first['hardware_max_mhz']} MHz" if first and first not in open_fast else ""
         rows.append(
             (
                 "fast_cores_uncapped",
-                f"{count} fast cores boost to {top / 1000:.1f} GHz under load",
-                f"cpuinfo_max_freq of {', '.join(p['name'] for p in open_fast)}{hidden}",
+                f"{len(cpus)} fast cores boost to {top / 1000:.1f} GHz under load",
+                f"cpuinfo_max_freq of CPUs {_cpufreq.ranges(cpus)}{hidden}",
                 f"thermal_cpu_cap_mhz: {FAST_MHZ}",
             )
         )

@@ -117,12 +117,12 @@ class CpuFrequencyManager:
     def __init__(self, module: AnsibleModule) -> None:
         self.module = module
         self.params = module.params
-        self.policies = _cpufreq.read_policies(self.params["root"])
+        self.nothing = self.params["state"] == "absent" and not self._journal().before
+        self.policies = [] if self.nothing else _cpufreq.read_policies(self.params["root"])
 
     def run(self) -> None:
-        if self.module.check_mode:
-            journal = self._journal()
-            changes = self._changes(journal)
+        if self.module.check_mode or self.nothing:
+            changes = self._changes(self._journal())
         else:
             with locked(self.params["journal"].removesuffix(".json") + ".lock"):
                 journal = self._journal()

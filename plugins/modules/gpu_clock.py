@@ -99,7 +99,9 @@ low_power:
   returned: success
   type: bool
 clocks:
-  description: What the GPU did after the run. A value that the driver does not give is V(null).
+  description:
+    - What the GPU did after the run. A value that the driver does not give is V(null).
+    - Empty with O(state=absent) when no lock is recorded, because nothing is asked then.
   returned: success
   type: dict
   contains:
@@ -145,14 +147,16 @@ class GpuClockManager:
         self.run_state: dict[str, Any] = read_json(self.params["record"], None) or {}
 
     def run(self) -> None:
-        clocks = _nvidia_smi.read_clocks(**self.smi)
         record = self.run_state.get("gpu")
+        if self.params["state"] == "absent" and record is None:
+            self.module.exit_json(changed=False, reason=None, reply=None, verified=None, low_power=False, clocks={})
+        clocks = _nvidia_smi.read_clocks(**self.smi)
         before = f"{record['min_mhz']}-{record['max_mhz']} MHz" if record else "no lock of ours"
         if self.params["state"] == "present":
-            why = self._present(record, clocks)
+            why: str | None = self._present(record, clocks)
             after = f"{self.params['min_mhz']}-{self.params['max_mhz']} MHz"
         else:
-            why = self._absent(record)
+            why = self._absent()
             after = "no lock"
         if why is not None and not self.module.check_mode:
             clocks = self._settled()
@@ -182,9 +186,7 @@ class GpuClockManager:
             write_json(self.params["record"], self.run_state)
         return why
 
-    def _absent(self, record: dict[str, Any] | None) -> str | None:
-        if record is None:
-            return None
+    def _absent(self) -> str:
         if not self.module.check_mode:
             _nvidia_smi.reset_clocks(**self.smi)
             del self.run_state["gpu"]

@@ -28,6 +28,11 @@ options:
     description: Seconds to sample for when O(metrics_url) tells that requests are running.
     type: float
     default: 30
+  settle_s:
+    description:
+      - Seconds to wait before the samples when requests are running. Temperatures follow a change slowly.
+    type: float
+    default: 0
   metrics_url:
     description: Prometheus page of the engine, for its running requests and decode speed. Not read when not set.
     type: str
@@ -146,6 +151,9 @@ class ThermalReader:
         page = self.metrics()
         running = _thermal.metric(page, "vllm:num_requests_running")
         seconds = self.params["loaded_duration_s"] if running else self.params["duration_s"]
+        if running and self.params["settle_s"] > 0:
+            time.sleep(self.params["settle_s"])
+            page = self.metrics()
         engines = self.engines()
         cpu, processes = self.tree.text("proc/stat") or "", self.cpu_times(engines)
         threads = {pid: self.thread_times(pid) for pid in engines}
@@ -282,6 +290,7 @@ def main() -> None:
         argument_spec={
             "duration_s": {"type": "float", "default": 2},
             "loaded_duration_s": {"type": "float", "default": 30},
+            "settle_s": {"type": "float", "default": 0},
             "metrics_url": {"type": "str"},
             "record": {"type": "path", "default": "/run/gb10-fleet/tuning.json"},
             "nvidia_smi": {"type": "str", "default": "nvidia-smi"},

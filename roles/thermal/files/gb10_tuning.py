@@ -18,6 +18,7 @@ It runs 1440 times a day: no argument parser, no site module, one nvidia-smi cal
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -154,7 +155,7 @@ class Tuning:
                 self.problems.append(f"gpu clock: {why}, wanted {self.gpu['min_mhz']}-{self.gpu['max_mhz']} MHz")
 
     def restore(self) -> None:
-        """Put every value of the journal back and take the clock lock off."""
+        """Put every value of the journal back, take the clock lock off, and forget what was recorded."""
         run: dict[str, Any] = _journal.read_json(self.run_path, None) or {}
         with _journal.locked(self.lock_path):
             journal = _journal.Journal(self.journal_path, self.root)
@@ -164,8 +165,9 @@ class Tuning:
             print(f"{_cpufreq.short(change.path)}: {change.before.strip()} -> {change.after.strip()} (restored)")
         if run.get("gpu"):
             print(_nvidia_smi.reset_clocks(**self.smi()))
-        if run:
-            _journal.write_json(self.run_path, {})
+        for path in (self.run_path, self.drift_path, self.lock_path):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)  # noqa: PTH108
 
     def status(self) -> None:
         """Print the state as JSON: what differs, how often it drifted, the last events."""

@@ -24,10 +24,14 @@ case "$1" in
   -lgc) echo "${{2}}" > $here/lock
         echo "GPU clocks set to \\"(gpuClkMin ${{2%,*}}, gpuClkMax ${{2#*,}})\\" for GPU 0000000F:01:00.0"; echo "All done." ;;
   -rgc) rm -f $here/lock; echo "Reset GPU clocks to default for GPU 0000000F:01:00.0"; echo "All done." ;;
-  --query-gpu=*) cat $here/query.csv ;;
+  --query-gpu={fields}) cat $here/query.csv ;;
+  --query-gpu=*) echo "Field is not a valid field to query."; exit 2 ;;
   -q) cat $here/q.xml ;;
 esac
 """
+QUERY_FIELDS = (
+    "clocks.max.gr,clocks.sm,utilization.gpu,power.draw,persistence_mode,clocks_event_reasons.active,temperature.gpu"
+)
 QUERY_HEADER = (
     "clocks.max.graphics [MHz], clocks.current.sm [MHz], utilization.gpu [%], power.draw [W], persistence_mode, "
     "clocks_event_reasons.active, temperature.gpu"
@@ -43,7 +47,7 @@ class Node:
         self.cpufreq = root / "sys/devices/system/cpu/cpufreq"
         self.state, self.run = root / "var/lib/gb10-fleet", root / "run/gb10-fleet"
         self.smi.parent.mkdir(parents=True)
-        self.smi.write_text(FAKE_SMI.format(folder=self.smi.parent))
+        self.smi.write_text(FAKE_SMI.format(folder=self.smi.parent, fields=QUERY_FIELDS))
         self.smi.chmod(0o755)
         self.gpu()
 

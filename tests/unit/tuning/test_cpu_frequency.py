@@ -81,7 +81,9 @@ def test_restore_is_byte_for_byte(node: Any, apply: Run) -> None:
     assert apply(state="absent")["changed"] is True
     assert node.values() == before
     assert not (node.state / "tuning.json").exists()
+    (node.state / "tuning.lock").unlink()
     assert apply(state="absent")["changed"] is False
+    assert not (node.state / "tuning.lock").exists()
 
 
 def test_what_is_no_longer_asked_is_put_back(node: Any, apply: Run) -> None:

@@ -61,7 +61,7 @@ def test_tune_thermal() -> None:
     assert found["governor_pinned"]["finding"] == "Governor pins 20 of 20 cores at their maximum, always"
     assert found["governor_pinned"]["evidence"] == "performance governor; 18 idle cores at 2800-3900 MHz doing nothing"
     assert found["fast_cores_uncapped"]["finding"] == "10 fast cores boost to 3.9 GHz under load"
-    assert found["fast_cores_uncapped"]["evidence"] == "cpuinfo_max_freq of policy5, policy15; cpu0 alone says 2800 MHz"
+    assert found["fast_cores_uncapped"]["evidence"] == "cpuinfo_max_freq of CPUs 5-9,15-19; cpu0 alone says 2800 MHz"
     assert found["spin_wait"]["finding"] == "Busy-wait polling burns 2.0 cores"
     assert found["spin_wait"]["evidence"] == "VLLM::Worker_TP (pid 4211) at 198 % CPU over 5 s"
     assert found["gpu_floor_heat"]["evidence"] == "GPU die 65 °C, 33 W at 2418 MHz: it soaks the SoC zones"

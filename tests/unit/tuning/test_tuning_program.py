@@ -140,7 +140,7 @@ def test_restore_is_byte_for_byte(node: Any, program: ModuleType) -> None:
     assert call(program, "restore", config) == 0
     assert node.values() == before
     assert node.lock is None
-    assert not (node.state / "tuning.json").exists()
+    assert list(node.state.iterdir()) == list(node.run.iterdir()) == []
 
 
 def test_low_power_is_recorded_once_and_never_called_fixed(
