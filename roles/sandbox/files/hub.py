@@ -25,6 +25,7 @@ With --ctl a test injects faults and reads what was asked for:
                       [{"match": "resolve/.*safetensors", "cut": 1000000, "times": 1}]
                       [{"match": "/gated/", "unless_token": "hf_x", "status": 401, "headers": {"X-Error-Code": "GatedRepo"}}]
     GET  /_ctl   {"rules": [...], "requests": [{"method", "path", "range", "status", "sent"}], "sent": body bytes of all}
+             the newest 10,000 requests, those of /files/ left out
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ LFS_SUFFIXES = {".safetensors", ".bin", ".gguf", ".pt", ".pth", ".onnx"}
 SKIPPED = {".cache", ".git"}
 UNLIMITED = 1 << 30
 CHUNK = 1 << 18
+LOG_LENGTH = 10_000
 
 
 @dataclass(frozen=True)
@@ -188,9 +190,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def note(self) -> None:
         wanted = self.headers.get("Range")
+        if self.path.startswith("/files/"):
+            return
         request = {"method": self.command, "path": self.path, "range": wanted, "status": self.status, "sent": self.sent}
         with self.server.guard:
             self.server.log.append(request)
+            del self.server.log[:-LOG_LENGTH]
         line = f"{self.client_address[0]} {self.command} {self.path} {wanted or '-'} {self.status} {self.sent}"
         print(time.strftime("%H:%M:%S"), line, file=sys.stderr)
 
