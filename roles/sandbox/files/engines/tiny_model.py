@@ -25,6 +25,7 @@ import struct
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 SENTENCE = "Hello from a tiny model: all ranks of this cluster computed these words together, over the fabric."
@@ -88,7 +89,7 @@ def train(corpus: list[str], size: int) -> tuple[dict[str, int], list[tuple[str,
     while len(vocabulary) < size:
         pairs: Counter[tuple[str, str]] = Counter()
         for word, symbols in split.items():
-            for pair in zip(symbols, symbols[1:], strict=False):
+            for pair in pairwise(symbols):
                 pairs[pair] += counts[word]
         if not pairs:
             break
