@@ -27,7 +27,7 @@ SOURCES = {
 }
 KINDS = ("cause", "wrapper", "peer", "wait", "note")
 REQUIRED = ("id", "title", "source", "kind", "severity", "stage", "cause", "fix")
-OPTIONAL = ("signature", "patience_s", "compute", "cases", "evidence")
+OPTIONAL = ("signature", "patience_s", "any_level", "compute", "cases", "evidence")
 
 
 class CatalogueError(ValueError):

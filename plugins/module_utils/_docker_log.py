@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
@@ -19,15 +19,20 @@ from ansible_collections.gb10.fleet.plugins.module_utils._docker_api import Dock
 from ansible_collections.gb10.fleet.plugins.module_utils._engine_log import LAST_LINES, LogReader
 
 _BLOCK = 4 << 20
-# More than this at once is searched for the words that matter instead of being decoded line by line.
-_BULK = 1 << 20
+# The beginning of a log is always read line by line; behind it, more than a block at once is searched for what matters.
+_CAREFUL = 4 << 20
 _TAIL = 2000
 
 
 def padded(text: str) -> str:
     """RFC 3339 with always nine digits, so that two of them compare as text (Docker's file leaves out trailing zeros)."""
     whole, _, rest = text.rstrip("Z").partition(".")
-    return f"{whole}.{rest.ljust(9, '0')}"
+    return f"{whole}.{rest.ljust(9, '0')}Z"
+
+
+def stamp_of(message: bytes) -> str:
+    """The time in front of a message of the engine."""
+    return padded(message[:40].decode("ascii", "replace").partition(" ")[0])
 
 
 def epoch(text: str) -> str:
@@ -86,78 +91,83 @@ class DockerLog:
             return
 
     def _read_from(self, file: Any, offset: int) -> int:
-        size = os.fstat(file.fileno()).st_size
-        bulk = size - offset > _BULK
+        much = os.fstat(file.fileno()).st_size - offset > _BLOCK
         file.seek(offset)
         rest = b""
         while block := file.read(_BLOCK):
             end = block.rfind(b"\n") + 1
-            whole, rest = rest + block[:end], (block[end:] if end else rest + block)
             if not end:
+                rest += block
                 continue
+            whole, rest = rest + block[:end], block[end:]
             offset += len(whole)
-            self.cursor["bytes"] += len(whole)
-            if bulk:
-                self._bulk(whole)
-            else:
-                for line in whole.splitlines():
-                    self._record(line)
+            self._lines(whole, much, self._from_file)
         return offset
 
-    def _record(self, line: bytes) -> None:
+    @staticmethod
+    def _from_file(line: bytes) -> tuple[str, str] | None:
+        """Text and time of a line of Docker's file."""
         try:
             record = json.loads(line)
-            text, time = str(record["log"]), str(record["time"])
+            return str(record["log"]).rstrip("\n"), padded(str(record["time"]))
         except (ValueError, KeyError, TypeError):
-            return
-        if padded(time) >= self._since:
-            self.reader.line(text.rstrip("\n"), time)
+            return None
 
-    def _bulk(self, raw: bytes) -> None:
-        done = 0
-        for position in LogReader.worth(raw):
-            if position < done:
-                continue
-            start, end = raw.rfind(b"\n", 0, position) + 1, raw.find(b"\n", position)
-            done = end if end >= 0 else len(raw)
-            self._record(raw[start:done])
-        last = []
-        for line in raw[-LAST_LINES * 400 :].splitlines()[1:][-LAST_LINES:]:
-            try:
-                last.append(str(json.loads(line)["log"]).rstrip())
-            except (ValueError, KeyError, TypeError):
-                continue
-        self.reader.state["last"] = last or self.reader.state["last"]
+    def _lines(self, raw: bytes, much: bool, decode: Callable[[bytes], tuple[str, str] | None]) -> None:
+        """Feed whole lines; all of them, or in a flood those that matter (and keep the last ones)."""
+        flood = much and self.cursor["bytes"] >= _CAREFUL
+        self.cursor["bytes"] += len(raw)
+        lines = [raw[start:end] for start, end in LogReader.worth(raw)] if flood else raw.splitlines()
+        for line in lines:
+            if (decoded := decode(line)) and decoded[1] >= self._since:
+                self.reader.line(*decoded)
+        if flood:
+            ending = raw[-LAST_LINES * 400 :].splitlines()[1:][-LAST_LINES:]
+            self.reader.state["last"] = [decoded[0] for line in ending if (decoded := decode(line))]
 
     # --- the engine -----------------------------------------------------------------------------------------------------
     def _read_engine(self) -> None:
         since = self.cursor["since"]
-        if since and not self._ask(since, _TAIL):
-            # More than the tail came in between: ask for all of it.
-            self._ask(since, 0)
-        elif not since:
-            self._ask("", 0)
+        if not since:
+            self._ask_all(self.started_at)
+        elif not self._ask_tail(since):
+            self._ask_all(since)
 
-    def _ask(self, since: str, tail: int) -> bool:
-        """Feed the lines after ``since``. False (and nothing fed) when ``tail`` cut some of them off."""
-        query = {"stdout": "1", "stderr": "1", "timestamps": "1", "since": epoch(since or self.started_at)}
+    def _messages(self, since: str, tail: int | None = None) -> Iterator[bytes]:
+        query = {"stdout": "1", "stderr": "1", "timestamps": "1", "since": epoch(since)}
         if tail:
             query["tail"] = str(tail)
-        stream = messages(self.docker.stream(f"/containers/{self.id}/logs", query), self.tty)
-        held: list[tuple[str, str]] = []
-        for message in stream:
-            stamp, _, text = message.decode("utf-8", "replace").partition(" ")
-            if since and stamp <= since:
+        return messages(self.docker.stream(f"/containers/{self.id}/logs", query), self.tty)
+
+    @staticmethod
+    def _from_engine(line: bytes) -> tuple[str, str] | None:
+        """Text and time of a message of the engine."""
+        stamp, _, text = line.decode("utf-8", "replace").partition(" ")
+        return text.rstrip("\n"), padded(stamp)
+
+    def _ask_all(self, since: str) -> None:
+        """Feed every line from ``since`` on."""
+        held: list[bytes] = []
+        size = 0
+        known = padded(since) if self.cursor["since"] else ""
+        for message in self._messages(since):
+            stamp = stamp_of(message)
+            if stamp <= known:
                 continue
-            self.cursor["bytes"] += len(message)
-            if tail:
-                held.append((stamp, text.rstrip("\n")))
-            else:
-                self.reader.line(text.rstrip("\n"), stamp)
-                self.cursor["since"] = stamp
-        if tail and len(held) >= tail:
-            return False
-        for stamp, text in held:
-            self.reader.line(text, stamp)
             self.cursor["since"] = stamp
+            held.append(message if message.endswith(b"\n") else message + b"\n")
+            size += len(message)
+            if size > _BLOCK:
+                self._lines(b"".join(held), True, self._from_engine)
+                held, size = [], 0
+        self._lines(b"".join(held), False, self._from_engine)
+
+    def _ask_tail(self, since: str) -> bool:
+        """Feed the lines after ``since`` when they are among the last ones; False (and nothing fed) when there are more."""
+        new = [m for m in self._messages(since, _TAIL) if stamp_of(m) > since]
+        if len(new) >= _TAIL:
+            return False
+        if new:
+            self.cursor["since"] = stamp_of(new[-1])
+            self._lines(b"".join(m if m.endswith(b"\n") else m + b"\n" for m in new), False, self._from_engine)
         return True

@@ -62,6 +62,11 @@ def entry(name: str) -> Mapping[str, Any]:
     return _ENTRIES[name]
 
 
+def at_any_level(name: str) -> bool:
+    """Whether a line of this verdict counts although the engine logs it as information or warning."""
+    return _ENTRIES[name]["kind"] in (NOTE, WAIT) or bool(_ENTRIES[name].get("any_level"))
+
+
 def kind_of(name: str | None) -> str | None:
     """Kind of a verdict, None for a verdict that the catalogue does not know."""
     return _ENTRIES[name]["kind"] if name in _ENTRIES else None

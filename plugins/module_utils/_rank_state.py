@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from ansible_collections.gb10.fleet.plugins.module_utils import _failures
-from ansible_collections.gb10.fleet.plugins.module_utils._engine_log import ORDER, STAGES
+from ansible_collections.gb10.fleet.plugins.module_utils._engine_log import ORDER, STAGES, telling
 
 # Budgets in seconds. The recipe's `readiness` overrides them.
 BUDGETS: dict[str, float] = {
@@ -272,7 +272,7 @@ def diagnosis(
         "line": first.line,
         "time": datetime.fromtimestamp(first.when, tz=timezone.utc).strftime("%H:%M:%S"),
         "elapsed_s": round(elapsed_s, 1),
-        "last_lines": list(report.get("last_lines") or []),
+        "last_lines": [line for line in report.get("last_lines") or [] if telling(line)],
         "others": others,
     }
 
