@@ -313,8 +313,8 @@ def document(gpu: Gpu) -> dict[str, object]:
         "temperature": {
             "gpu_temp": f"{gpu.temperature} C",
             "gpu_temp_tlimit": na,
-            "gpu_temp_max_threshold": na,
-            "gpu_temp_slow_threshold": na,
+            "gpu_temp_max_tlimit_threshold": na,
+            "gpu_temp_slow_tlimit_threshold": na,
             "memory_temp": na,
         },
         "gpu_power_readings": {

@@ -15,7 +15,7 @@ from typing import Any
 
 FAST_CPUS = (*range(5, 10), *range(15, 20))
 CPUS = range(20)
-GOVERNORS = "conservative ondemand userspace powersave performance schedutil"
+GOVERNORS = "conservative ondemand userspace powersave performance schedutil "
 THERMAL_MILLI_CELSIUS = (46800, 45300, 47100, 46200, 44900, 45800, 46500)
 GID_SLOTS = 16
 ZERO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"

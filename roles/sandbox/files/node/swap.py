@@ -24,7 +24,7 @@ def entries(text: str) -> dict[str, list[str]]:
 def render(found: dict[str, list[str]]) -> str:
     rows = ["Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority"]
     rows += [
-        f"{path:<40}{kind}\t\t{size}\t\t{used}\t\t{priority}" for path, (kind, size, used, priority) in found.items()
+        f"{path:<39} {kind}\t\t{size}\t\t{used}\t\t{priority}" for path, (kind, size, used, priority) in found.items()
     ]
     return "\n".join(rows) + "\n"
 
