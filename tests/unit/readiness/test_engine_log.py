@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from ansible_collections.gb10.fleet.plugins.module_utils import _engine_log as log
 
 LOGS = Path(__file__).parents[2] / "fixtures" / "engine_logs"
 CASES = LOGS.parent / "cases"
 
-# log: verdict, stage, id of the first error, what its line says. From the captures themselves (tests/fixtures/engine_logs/README.md).
+# log: verdict, stage, id of the first error, what its line says. Read from the captures themselves.
 TABLE: dict[str, tuple[str, str | None, str | None, str]] = {
     "bad_block_size": ("failed", "kv_cache", "engine-block-size", "No common block size for 16"),
     "head_alone_bounded_timeout_head": ("failed", "rendezvous", "launch-rendezvous-timeout", "1/2 clients joined"),
@@ -138,8 +139,9 @@ def test_percent_and_time_left_of_a_load() -> None:
 
 def test_percent_of_a_bar_that_only_returns_the_carriage() -> None:
     """tqdm overwrites its line: the last piece counts."""
-    state = state_of("\rCapturing CUDA graphs (decode, FULL):   0%|          | 0/35 [00:00<?, ?it/s]"
-                     "\rCapturing CUDA graphs (decode, FULL):  51%|█████     | 18/35 [00:01<00:02, 17.6it/s]\n".encode())  # fmt: skip
+    bar = "\rCapturing CUDA graphs (decode, FULL):   0%|          | 0/35 [00:00<?, ?it/s]"
+    bar += "\rCapturing CUDA graphs (decode, FULL):  51%|█████     | 18/35 [00:01<00:02, 17.6it/s]\n"
+    state = state_of(bar.encode())
     assert (state["stage"], state["percent"], state["left_s"]) == ("capture", 51, 2)
 
 
@@ -180,7 +182,9 @@ def test_a_warning_with_a_traceback_is_no_error() -> None:
 
 
 def test_a_users_prompt_may_quote_any_error() -> None:
-    line = b"(APIServer pid=1) INFO 06-07 13:29:19 [logger.py:40] Received request chat-1: prompt: 'CUDA out of memory, EngineDeadError'\n"
+    line = (
+        b"(APIServer pid=1) INFO 06-07 13:29:19 [logger.py:40] Received request chat-1: prompt: 'CUDA out of memory'\n"
+    )
     state = state_of(read("pp2_success_head") + line)
     assert (log.verdict(state), state["first_error"]) == ("ready", None)
 

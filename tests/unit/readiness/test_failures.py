@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
 from ansible_collections.gb10.fleet.plugins.module_utils import _engine_log, _failures, _rank_state
 
 ROOT = Path(__file__).parents[3]

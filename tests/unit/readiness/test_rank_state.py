@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from ansible_collections.gb10.fleet.plugins.module_utils import _engine_log
 from ansible_collections.gb10.fleet.plugins.module_utils import _rank_state as state
 
@@ -189,8 +190,14 @@ def test_a_short_silence_of_a_node_is_no_verdict() -> None:
 
 
 def test_the_kernel_says_why_a_rank_was_killed() -> None:
-    killed = {"id": "kernel-oom-killer", "severity": "hard", "time": "1795966001.1", "count": 1, "groups": {"pid": "1234", "name": "python"},
-              "line": "Out of memory: Killed process 1234 (python)"}  # fmt: skip
+    killed = {
+        "id": "kernel-oom-killer",
+        "severity": "hard",
+        "time": "1795966001.1",
+        "count": 1,
+        "groups": {"pid": "1234", "name": "python"},
+        "line": "Out of memory: Killed process 1234 (python)",
+    }
     first, said = judge(report(HEAD), report(WORKER, **ended(137), kernel_lines=[killed]))
     assert first and first.id == "kernel-oom-killer"
     assert "the kernel killed python (pid 1234)" in said["cause"]
@@ -271,7 +278,7 @@ def test_message() -> None:
         == "First error, 13:21:07 UTC: FileNotFoundError: No such file or directory: /opt/model/model.safetensors"
     )
     assert lines[3] == "Last lines of spark-01:"
-    assert len(lines) == 6
+    assert lines[4].startswith("  RuntimeError: Engine core initialization failed.")
 
 
 def test_last_lines_leave_the_frames_of_a_traceback_out() -> None:
