@@ -133,12 +133,14 @@ def configuration_files(debug: str) -> list[str]:
 
 
 def local_paths(listed: str) -> list[str]:
-    """Absolute paths and file:// addresses among the values of `pip config list`."""
+    """Absolute paths and file:// addresses among the values of `pip config list`; of an index also what lies beside it."""
     out: list[str] = []
     for line in listed.splitlines():
         _name, _equals, value = line.partition("=")
         for word in re.split(r"\s+|\\n", value.strip("'\" ")):
-            path = word.removeprefix("file://")
+            path = word.removeprefix("file://").rstrip("/")
+            if path != word and path.endswith("/simple"):
+                path = path.removesuffix("/simple")  # its pages name the files as ../../files/…
             if path.startswith("/") and path not in out:
                 out.append(path)
     return out

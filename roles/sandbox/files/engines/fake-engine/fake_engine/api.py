@@ -302,11 +302,12 @@ class Handler(BaseHTTPRequestHandler):
     def chat_stream(
         self, body: dict[str, Any], job: Job, head: dict[str, Any], call: dict[str, Any] | None, thought: str | None
     ) -> None:
+        counted = bool((body.get("stream_options") or {}).get("include_usage"))
+        form, end = ("chat stream usage", -2) if counted else ("chat stream", -1)
+
         def chunk(number: int, delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
-            out = chunk_shape("chat stream", number) | head
+            out = chunk_shape(form, number) | head
             out["choices"][0] |= {"delta": delta, "finish_reason": finish}
-            if finish:
-                out["choices"][0]["stop_reason"] = None
             return dict(out)
 
         def chunks() -> Iterator[dict[str, Any]]:
@@ -322,14 +323,14 @@ class Handler(BaseHTTPRequestHandler):
                 yield chunk(1, {"tool_calls": [{"id": call["id"], "type": "function", "index": 0, "function": name}]})
                 for part in (text[: len(text) // 2], text[len(text) // 2 :]):
                     yield chunk(1, {"tool_calls": [{"index": 0, "function": {"arguments": part}}]})
-                yield chunk(1, {"content": ""}, "tool_calls")
+                yield chunk(end, {"content": ""}, "tool_calls")
                 return
             previous = None
             for word in words:
                 if previous is not None:
                     yield chunk(1, {"content": previous})
                 previous = word
-            yield chunk(1, {"content": previous or ""}, job.finish)
+            yield chunk(end, {"content": previous or ""}, job.finish)
 
         self.stream(body, job, head, chunks(), "chat stream usage")
 
@@ -343,14 +344,20 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(200, answer)
             return
 
+        counted = bool((body.get("stream_options") or {}).get("include_usage"))
+
         def chunks() -> Iterator[dict[str, Any]]:
+            previous = None
             for word in self.api.engine.run(job):
-                out = chunk_shape("completions stream", 0) | head
-                out["choices"][0]["text"] = word
-                yield out
-            out = chunk_shape("completions stream", 0) | head
-            out["choices"][0] |= {"text": "", "finish_reason": job.finish}
-            yield out
+                if previous is not None:
+                    yield chunk(0, previous)
+                previous = word
+            yield chunk(-2 if counted else 0, previous or "", job.finish)
+
+        def chunk(number: int, text: str, finish: str | None = None) -> dict[str, Any]:
+            out = chunk_shape("completions stream", number) | head
+            out["choices"][0] |= {"text": text, "finish_reason": finish}
+            return dict(out)
 
         self.stream(body, job, head, chunks(), "completions stream")
 

@@ -10,6 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -67,6 +68,7 @@ def option_type(option: dict[str, Any]) -> Callable[[str], Any]:
     return TYPES.get(name, str)
 
 
+@cache
 def build() -> tuple[Parser, list[str]]:
     """The parser and the destinations in vLLM's order."""
     parser = Parser(prog="vllm serve", add_help=False)

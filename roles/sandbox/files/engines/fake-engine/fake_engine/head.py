@@ -149,9 +149,9 @@ class Head(Runner):
             size = f"GPU KV cache size: {tokens:,} tokens, "
             text = f"{size}Maximum concurrency for {length:,} tokens per request: {tokens / length:.2f}x"
             if self.settings.number("BLOCK_SIZE", 0):
-                text = f"Setting attention block size to {rank.block_size} tokens "
-                text += "to ensure that attention page size is >= mamba page size."
-                journal.say("EngineCore", "INFO", "interface.py:1096", text)
+                block = f"Setting attention block size to {rank.block_size} tokens "
+                block += "to ensure that attention page size is >= mamba page size."
+                journal.say("EngineCore", "INFO", "interface.py:1096", block)
             journal.say("EngineCore", "INFO", "kv_cache_utils.py:2327", text)
 
     def listen(self, bound: socket.socket) -> None:

@@ -127,6 +127,7 @@ def own_rules(rank: Rank, pid: int) -> list[tuple[re.Pattern[str], str | Callabl
     return [
         (re.compile(r"^\(((?:APIServer|MainProcess|EngineCore|Worker\w*|VllmWorker-\d+)) pid=\d+\)"), process),
         (re.compile(r"/opt/(?:sandbox/\./)?venv/"), "/opt/vllm/"),
+        (re.compile(r"\[cpu_model_runner"), "[cpu_model_runner" if rank.platform == "cpu" else "[gpu_model_runner"),
         (re.compile(r"/opt/model"), lambda _found: rank.model),
         (re.compile(r"(non-default args: )\{.*\}"), lambda found: found[1] + given),
         (re.compile(r"(Using max model len |max_seq_len=)\d+"), fixed(rank.max_model_len)),

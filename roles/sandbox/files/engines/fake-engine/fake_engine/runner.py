@@ -213,7 +213,7 @@ class Runner:
             f"Free memory on device (110.34/{DEVICE_GIB} GiB) on startup. Desired GPU memory utilization is ({rank.utilization}, "
             f"{desired:.2f} GiB). Actual usage is {CONSUMED_GIB} GiB for consumed memory (weights + non-torch), "
             f"{ACTIVATION_GIB} GiB for peak activation, and {GRAPHS_GIB} GiB for CUDAGraph memory. "
-            f"Replace gpu_memory_utilization config with `--kv-cache-memory={int(fits * GIB)}` ({fits:.2f} GiB) to fit into requested memory, or "
-            f"`--kv-cache-memory={int(most * GIB)}` ({most:.2f} GiB) to fully utilize gpu memory. "
-            f"Current kv cache memory in use is {self.kv_gib:.2f} GiB.",
+            f"Replace gpu_memory_utilization config with `--kv-cache-memory={int(fits * GIB)}` ({fits:.2f} GiB) "
+            f"to fit into requested memory, or `--kv-cache-memory={int(most * GIB)}` ({most:.2f} GiB) "
+            f"to fully utilize gpu memory. Current kv cache memory in use is {self.kv_gib:.2f} GiB.",
         )
