@@ -21,10 +21,10 @@ from ansible_collections.gb10.fleet.plugins.module_utils._fabric_proof import (
     rail_facts,
     rows,
 )
+from ansible_collections.gb10.fleet.plugins.module_utils._plain import plain
 from ansible_collections.gb10.fleet.plugins.module_utils._text import table
 from ansible_collections.gb10.fleet.plugins.plugin_utils._cluster_vars import (
     members,
-    plain,
     ranks_of,
     registered,
     reporter,

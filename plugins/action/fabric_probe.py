@@ -12,7 +12,8 @@ from ansible.plugins.action import ActionBase
 from ansible_collections.gb10.fleet.plugins.module_utils._fabric_model import ROCE
 from ansible_collections.gb10.fleet.plugins.module_utils._fabric_plan import plan
 from ansible_collections.gb10.fleet.plugins.module_utils._fabric_proof import targets
-from ansible_collections.gb10.fleet.plugins.plugin_utils._cluster_vars import members, plain, ranks_of, registered
+from ansible_collections.gb10.fleet.plugins.module_utils._plain import plain
+from ansible_collections.gb10.fleet.plugins.plugin_utils._cluster_vars import members, ranks_of, registered
 
 
 class ActionModule(ActionBase):

@@ -14,11 +14,11 @@ from ansible.utils.display import Display
 
 from ansible_collections.gb10.fleet.plugins.module_utils import _findings
 from ansible_collections.gb10.fleet.plugins.module_utils._findings import Finding
+from ansible_collections.gb10.fleet.plugins.module_utils._plain import plain
 from ansible_collections.gb10.fleet.plugins.module_utils._preflight import Node, Wanted, judge, rows
 from ansible_collections.gb10.fleet.plugins.module_utils._text import table
 from ansible_collections.gb10.fleet.plugins.plugin_utils._cluster_vars import (
     members,
-    plain,
     registered,
     reporter,
     subject,

@@ -13,6 +13,7 @@ import yaml
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 
+from ansible_collections.gb10.fleet.plugins.module_utils._plain import plain
 from ansible_collections.gb10.fleet.plugins.module_utils._rank_spec import (
     RankSpecError,
     check_group,
@@ -34,7 +35,6 @@ from ansible_collections.gb10.fleet.plugins.module_utils._topology import (
     check_member,
     declared_fabric,
 )
-from ansible_collections.gb10.fleet.plugins.plugin_utils._cluster_vars import plain
 from ansible_collections.gb10.fleet.plugins.plugin_utils._facts import host_facts
 
 COLLECTION_RECIPES = Path(__file__).resolve().parents[2] / "recipes"

@@ -5,18 +5,18 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
 from ansible_collections.gb10.fleet.plugins.module_utils import _rank_spec
+from ansible_collections.gb10.fleet.plugins.module_utils._plain import plain
 
 
 def with_fabric(spec: Mapping[str, Any], fabric_env: Mapping[str, Any] | None) -> dict[str, Any]:
     """Lay the environment that the fabric role discovered under what the spec already declares."""
-    out = copy.deepcopy(dict(spec))
+    out = plain(spec)
     found = {k: str(v) for k, v in (fabric_env or {}).items() if v not in (None, "")}
     out["env"] = {**found, **out["env"]}
     return out

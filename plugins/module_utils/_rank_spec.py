@@ -13,13 +13,14 @@ Every engine goes through :func:`rank_spec`; ``serve.yml`` starts what it return
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import posixpath
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from ansible_collections.gb10.fleet.plugins.module_utils._plain import plain
 
 # Static NCCL environment of a RoCE fabric, the same on every rank
 # (seed "Running GLM-5.3-Flash on two DGX Sparks", step 5).
@@ -131,7 +132,7 @@ def image_name(image: Mapping[str, Any]) -> str:
     reference: str = image["reference"]
     if not image.get("digest"):
         return reference
-    name, dummy, tag = reference.rpartition(":")
+    name, _colon, tag = reference.rpartition(":")
     base = name if name and "/" not in tag else reference
     return f"{base}@{image['digest']}"
 
@@ -186,20 +187,20 @@ def _ulimit(value: Any) -> dict[str, int]:
 
 def spec_hash(spec: Mapping[str, Any]) -> str:
     """sha256 of the spec without its own label. Two specs with one hash start the same container."""
-    bare = copy.deepcopy(dict(spec))
+    bare = plain(spec)
     bare["labels"] = {k: v for k, v in bare["labels"].items() if k != LABEL_SPEC}
     return hashlib.sha256(json.dumps(bare, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def labelled(spec: Mapping[str, Any], declared_hash: str) -> dict[str, Any]:
     """The spec with the hash label. The hash is that of the *declared* spec: a GID index that drifts restarts nothing."""
-    out = copy.deepcopy(dict(spec))
+    out = plain(spec)
     out["labels"][LABEL_SPEC] = declared_hash
     return out
 
 
 def _without_allowed(spec: Mapping[str, Any]) -> dict[str, Any]:
-    out = copy.deepcopy(dict(spec))
+    out = plain(spec)
     out["env"] = {k: v for k, v in out["env"].items() if k not in PER_RANK_ENV}
     out["labels"] = {k: v for k, v in out["labels"].items() if k not in PER_RANK_LABELS}
     argv = [word for word in out["argv"] if word != "--headless"]

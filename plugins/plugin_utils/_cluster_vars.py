@@ -59,12 +59,3 @@ def rank_of(task_vars: Mapping[str, Any], host: str, info_from: str | None) -> R
 
 def ranks_of(task_vars: Mapping[str, Any], info_from: str | None) -> list[Rank]:
     return [rank_of(task_vars, host, info_from) for host in members(task_vars)]
-
-
-def plain(value: Any) -> Any:
-    """Ansible's tagged and lazy containers as plain ones."""
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    return value
