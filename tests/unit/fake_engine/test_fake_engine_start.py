@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -281,6 +282,36 @@ def test_a_setting_that_does_not_exist_is_an_error(cluster: Make, setting: dict[
 def test_a_fault_is_for_its_rank_only(cluster: Make) -> None:
     head, worker = cluster().pair(FAKE_ENGINE_FAULT="rank7:die@start")
     assert head.child.poll() is None and worker.child.poll() is None
+
+
+def test_head_stuck_silently(cluster: Make) -> None:
+    """ready-variable-boot ("never"): no line, no end, deaf to SIGTERM; the worker waits for it."""
+    ranks = cluster()
+    worker = ranks.start(1)
+    head = ranks.start(0, FAKE_ENGINE_FAULT="stuck@kv")
+    head.wait_line("Explicitly set")
+    head.signal(signal.SIGTERM)
+    with pytest.raises(Exception, match="timed out"):
+        head.wait(0.5)
+    assert worker.child.poll() is None
+    assert "init engine" not in head.text
+
+
+def test_slow_boot_and_stage_delays(cluster: Make) -> None:
+    """Progress by stages: weights of several files, each with its line."""
+    ranks = cluster(nodes=1)
+    begin = time.monotonic()
+    head = ranks.start(FAKE_ENGINE_SHARDS="4", FAKE_ENGINE_DELAYS="loading=0.4", FAKE_ENGINE_FAULT="slow=0.3@kv")
+    head.wait_line("Application startup complete")
+    assert time.monotonic() - begin > 0.7
+    steps = [line for line in head.lines if "checkpoint shards" in line]
+    assert [line.split("shards:")[1].split("%")[0].strip() for line in steps] == ["0", "25", "50", "75", "100"]
+
+
+def test_a_rank_that_ends_without_a_word(cluster: Make) -> None:
+    head, worker = cluster().pair(FAKE_ENGINE_FAULT="rank1:exit=0@serving")
+    assert worker.wait() == 0
+    assert head.child.poll() is None
 
 
 def test_wrong_master_address(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

@@ -164,7 +164,7 @@ def main() -> int:
     parser.add_argument("--wheel-index", required=True)
     parser.add_argument("--requirements", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--budget-s", type=int, default=300, help="for the one start that proves the image")
+    parser.add_argument("--budget-s", type=int, default=600, help="for the one start that proves the image")
     options = parser.parse_args()
     steps = (
         ("install", lambda: install(options)),
