@@ -80,11 +80,13 @@ class Cluster:
     def program(name: str) -> str:
         return str(ROOT / ".venv/bin" / name)
 
-    def play(self, playbook: str, env: dict[str, str] | None = None, **variables: Any) -> Said:
+    def play(
+        self, playbook: str, env: dict[str, str] | None = None, options: tuple[str, ...] = (), **variables: Any
+    ) -> Said:
         """Run a playbook of the collection; the output is that of a person's terminal."""
         import time
 
-        argv = [self.program("ansible-playbook"), playbook, "-i", str(INVENTORY), "-e", json.dumps(variables)]
+        argv = [self.program("ansible-playbook"), playbook, "-i", str(INVENTORY), "-e", json.dumps(variables), *options]
         started = time.monotonic()
         done = subprocess.run(
             argv, check=False, capture_output=True, text=True, cwd=ROOT, env={**os.environ, **(env or {})}, timeout=300

@@ -78,7 +78,7 @@ class ActionModule(ActionBase):
         found = [finding.as_dict() for finding in findings]
         facts = {
             "fabric_env": environment(result, host, args["cidr"]),
-            "fabric_rails": rail_facts(result.rails.get(host, [])),
+            "fabric_rails": rail_facts(result, host),
             "fabric_shape": result.shape,
             "fabric_findings": found,
             "fabric_deferred": found if args["defer_errors"] else [],

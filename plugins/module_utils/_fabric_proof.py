@@ -246,5 +246,7 @@ def _proven(answer: Mapping[str, Any]) -> str:
     return "TCP only" if tcp.get("ok") else "ping only" if answer["small"].get("ok") else "no"
 
 
-def rail_facts(rails: Sequence[Rail]) -> list[dict[str, Any]]:
-    return [asdict(rail) for rail in rails]
+def rail_facts(result: Plan, node: str) -> list[dict[str, Any]]:
+    """Proven rails of a node, each with the GID index of its device."""
+    indexes = result.gid_indexes.get(node, {})
+    return [{**asdict(rail), "gid_index": indexes.get(rail.hca or "")} for rail in result.rails.get(node, [])]
