@@ -262,7 +262,12 @@ def work(options: argparse.Namespace) -> dict[str, Any]:
     digest = inputs(HERE / options.image, *settings)
     image = present(options.reference)
     build = not image or ((image.get("Config") or {}).get("Labels") or {}).get(LABEL) != digest
-    there = registry_digest(options.reference)
+    try:
+        there = registry_digest(options.reference)
+    except BuildError:
+        if not options.check:
+            raise
+        there = ""
     known = [] if not image or build else [entry.rpartition("@")[2] for entry in image.get("RepoDigests") or []]
     push = build or not there or there not in known
     result = {"changed": build or push, "built": build, "pushed": push, "image": options.reference, "inputs": digest}
@@ -274,8 +279,10 @@ def work(options: argparse.Namespace) -> dict[str, Any]:
         build_vllm_cpu(options, digest, timed)
     if push:
         timed("push", lambda: docker("push", "--quiet", options.reference, timeout_s=1200))
-    image = present(options.reference) or {}
-    return result | {"bytes": image.get("Size"), "seconds": seconds}
+    new = present(options.reference) or {}
+    if image and image["Id"] != new.get("Id"):
+        docker("image", "rm", image["Id"], check=False)  # else each rebuild leaves its predecessor behind
+    return result | {"bytes": new.get("Size"), "seconds": seconds}
 
 
 def main() -> int:
