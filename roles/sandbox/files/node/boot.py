@@ -7,7 +7,7 @@
 The container's start is the node's boot: what stands here in /run, /sys and /proc/sys is at its boot default again after
 `docker restart`, as on a real node; what lies on its disk (units, host keys, /etc, nested images) stays.
 
-    boot.py              PID 1: mounts, names, keys, fakes, then exec systemd
+    boot.py              PID 1: mounts, names, keys, fakes, then exec systemd (a light node: sshd alone, below docker-init)
     boot.py --surfaces   on a running node, as root: put every fake of /sys and /run/fake-gpu back to its boot default
 
 How a test injects a fault (all gone after `docker restart`, the first group also after `gb10-sandbox-reset`):
@@ -25,6 +25,7 @@ How a test injects a fault (all gone after `docker restart`, the first group als
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import shutil
@@ -41,6 +42,8 @@ GIVEN = Path("/etc/gb10-sandbox")
 STATE = Path("/run/gb10-sandbox")
 GPU = Path("/run/fake-gpu")
 SYSTEMD = "/lib/systemd/systemd"
+SSHD = "/usr/sbin/sshd"
+MS_BIND = 4096
 # Overlays: the live entries (netdevs, block devices) below, ours above; a write to a live one is copied up, never reaches the host.
 OVERLAYS = ("class", "bus", "devices")
 # What the host has here of its own is hidden, else its zones and policies would mix with ours.
@@ -74,6 +77,8 @@ FAKE_SYSCTLS = (
     "kernel/randomize_va_space",
     "kernel/shm*",
 )
+LIBC = ctypes.CDLL(None, use_errno=True)
+LIBC.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
 DEVICES = {"uverbs0": (231, 192), "uverbs1": (231, 193), "rdma_cm": (10, 58)}
 
 
@@ -83,6 +88,12 @@ def run(*argv: str, check: bool = True) -> str:
     if check and done.returncode:
         say(f"{' '.join(argv)}: exit {done.returncode}: {done.stderr.strip()}")
     return done.stdout
+
+
+def bind(source: Path, target: Path) -> None:
+    """mount(2) itself: there are a hundred of these, and a process each would be most of a boot."""
+    if LIBC.mount(os.fsencode(source), os.fsencode(target), None, MS_BIND, None):
+        say(f"cannot bind {source} over {target}: {os.strerror(ctypes.get_errno())}")
 
 
 def say(message: str) -> None:
@@ -197,10 +208,10 @@ def fake_sysctls() -> None:
             except OSError:  # write-only ones: drop_caches of older kernels, compact_memory
                 copy.write_text("")
             copy.chmod(path.stat().st_mode & 0o777)
-            run("mount", "--bind", str(copy), str(path))
+            bind(copy, path)
     swaps = STATE / "swaps"
     swaps.write_text("Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n")
-    run("mount", "--bind", str(swaps), "/proc/swaps")
+    bind(swaps, Path("/proc/swaps"))
 
 
 def make_devices(node: surfaces.Node) -> None:
@@ -220,14 +231,6 @@ def reset_gpu() -> None:
     """A GPU after boot: no clock lock, no fault."""
     shutil.rmtree(GPU, ignore_errors=True)
     GPU.mkdir(mode=0o755)
-
-
-def mask_for_light_node() -> None:
-    """A light node has no engine of its own: its units cannot start, until the next boot decides again."""
-    units = Path("/run/systemd/system")
-    units.mkdir(parents=True, exist_ok=True)
-    for unit in ("docker.service", "docker.socket", "containerd.service"):
-        (units / unit).symlink_to("/dev/null")
 
 
 def with_present_ports(node: surfaces.Node) -> surfaces.Node:
@@ -259,9 +262,9 @@ def main(argv: list[str]) -> None:
     fake_sysctls()
     make_devices(node)
     reset_gpu()
-    if node.light:
-        mask_for_light_node()
-    os.execv(SYSTEMD, [SYSTEMD])  # noqa: S606 - becoming systemd is the point
+    if node.light:  # dozens of systemds would use up the host's inotify instances (128 by default)
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+    os.execv(*((SSHD, [SSHD, "-D"]) if node.light else (SYSTEMD, [SYSTEMD])))  # noqa: S606 - becoming it is the point
 
 
 if __name__ == "__main__":
