@@ -32,9 +32,11 @@ from ansible_collections.gb10.fleet.plugins.module_utils._rank_state import (
     duration,
     first_cause,
     message,
+    mismatch,
     progress_data,
     progress_key,
     progress_line,
+    rendezvous_since,
     stage_of,
     trouble,
 )
@@ -226,7 +228,7 @@ class ActionModule(ActionBase):
         elif last.get("at"):
             # Wait on the node, where a new stage or an end shows within a quarter of a second.
             after = [s for s in STAGES if s not in ("container", "stopped") and later(s, last.get("stage"))]
-            wanted.update(wait_for=after or ["ready"], timeout_s=LONG_POLL_S)
+            wanted.update(wait_for=after or ["ready"], timeout_s=0.3 if self._head_serves() else LONG_POLL_S)
             quiet = last.get("still_since")
             wanted["gpu"] = bool(
                 self.args["gpu"] and quiet and time.time() - quiet > self.settings["budgets"]["still_s"] / 2
@@ -235,6 +237,10 @@ class ActionModule(ActionBase):
 
     def _may_answer(self) -> bool:
         return self.rank == 0 and ORDER[stage_of(self.report)] >= ORDER["server"] and not self.report.get("answer")
+
+    def _head_serves(self) -> bool:
+        head = self.board.get(f"{self.members[0]}.json") or {}
+        return ORDER[stage_of(head)] >= ORDER["server"]
 
     def _alarmed(self) -> bool:
         alarm = self.board.get("alarm")
@@ -254,7 +260,17 @@ class ActionModule(ActionBase):
             report["answer"] = {"at": now, "probe": rank["probe"], "gpu": rank.get("gpu")}
         elif last.get("answer"):
             report["answer"] = last["answer"]
+        report["refusing_since"] = self._refusing_since(rank)
+        report["probe"] = rank.get("probe") or last.get("probe")
         self.report = report
+
+    def _refusing_since(self, rank: Mapping[str, Any]) -> float | None:
+        """Since when each question was answered with an error of the engine; None when it was not, or was not asked."""
+        said, since = rank.get("probe"), self.report.get("refusing_since")
+        if said is None:
+            return float(since) if since else None
+        refused = bool(said["error"]) and not said["timed_out"] and (said["status"] or 0) in (200, *range(500, 600))
+        return (float(since) if since else time.time()) if refused else None
 
     def _still(self, rank: Mapping[str, Any], now: float) -> bool:
         """Whether nothing moved since the last look: no log, no bytes read, no CPU time, no GPU."""
@@ -272,8 +288,12 @@ class ActionModule(ActionBase):
     # --- the verdict ------------------------------------------------------------------------------------------------------
     def _judge(self, reports: dict[str, dict[str, Any]]) -> None:
         now = time.time()
-        found = [t for r in reports.values() if (t := trouble(r, self.settings, now))]
+        ordered = [reports[m] for m in self.members if m in reports]
+        settings = {**self.settings, "rendezvous_since": rendezvous_since(ordered)}
+        found = [t for r in ordered if (t := trouble(r, settings, now))]
         found += self._silent(reports, now)
+        if not found and len(ordered) == len(self.members) and (other := mismatch(ordered)):
+            found = [other]
         if found:
             self.board.put_first("alarm", {"at": now})
             alarm = self.board.get("alarm") or {"at": now}
@@ -286,7 +306,7 @@ class ActionModule(ActionBase):
             )
             if looked_again or now - alarm["at"] > SETTLE_LIMIT_S:
                 first = first_cause(found, self.vars["topology_addresses"])
-                self.board.put_first("verdict", diagnosis(self.cluster, reports, first, found, now - self.started))
+                self.board.put_first("verdict", self._diagnosis(reports, first, found))
             else:
                 time.sleep(SETTLE_S / 4)
         elif self.rank == 0 and len(reports) == len(self.members):
@@ -323,9 +343,11 @@ class ActionModule(ActionBase):
 
     def _end_with(self, name: str, groups: dict[str, Any]) -> None:
         found = Trouble(self.host, name, float(self.report["at"]), 0, "", groups)
-        reports = self._reports()
-        verdict = diagnosis(self.cluster, reports, found, [found], time.time() - self.started)
-        self.board.put_first("verdict", verdict)
+        self.board.put_first("verdict", self._diagnosis(self._reports(), found, [found]))
+
+    def _diagnosis(self, reports: dict[str, dict[str, Any]], first: Trouble, found: list[Trouble]) -> dict[str, Any]:
+        known = {"port": self.args["url"].rstrip("/").rsplit(":", 1)[-1]}
+        return diagnosis(self.cluster, reports, first, found, time.time() - self.started, known)
 
     # --- what comes out -----------------------------------------------------------------------------------------------------
     def _progress(self, reports: dict[str, dict[str, Any]]) -> None:

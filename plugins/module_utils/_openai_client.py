@@ -150,8 +150,8 @@ class _Answer:
         tokens = self.usage.get("completion_tokens") or self.pieces
         span = self.last - (self.first or 0.0)
         details = self.usage.get("prompt_tokens_details") or {}
-        if not error and not self.error and status == 200 and not tokens:
-            error = "the stream ended without a token"
+        if not error and not self.error and status == 200 and not self.pieces:
+            error = "the answer is empty"
         return {
             "status": status,
             "text": "".join(self.text) or "".join(self.thinking),

@@ -18,6 +18,10 @@ from typing import Any
 
 from ansible_collections.gb10.fleet.plugins.module_utils import _failures
 from ansible_collections.gb10.fleet.plugins.module_utils._engine_log import ORDER, STAGES, telling
+from ansible_collections.gb10.fleet.plugins.module_utils._rank_findings import (
+    argument_difference,
+    entrypoint_ignores_headless,
+)
 
 # Budgets in seconds. The recipe's `readiness` overrides them.
 BUDGETS: dict[str, float] = {
@@ -41,6 +45,8 @@ BUDGET_OF: dict[str, str] = {
 }
 # Clocks of nodes and controller that differ by less are taken for equal: the measurement is no better than that.
 CLOCK_TOLERANCE_S = 2.0
+# An engine that has just begun to serve may answer the first requests with an error.
+REFUSAL_S = 20.0
 # A cause on one rank and an unknown error on another within this time are one event.
 SAME_EVENT_S = 2.0
 _ADDRESS = re.compile(r"^\[?(?:::ffff:)?([\w.:]+?)\]?$")
@@ -56,6 +62,7 @@ class Trouble:
     strength: int
     line: str = ""
     groups: Mapping[str, Any] = field(default_factory=dict)
+    stage: str = "container"
 
 
 def moment(text: str | None) -> float | None:
@@ -102,7 +109,7 @@ def trouble(report: Mapping[str, Any], settings: Mapping[str, Any], now: float) 
     """What is wrong with one rank, or None.
 
     :param settings: ``budgets`` (seconds), ``container``, ``master`` (host:port that workers shall look for the head at),
-        ``waiting`` (whether the cluster is still starting: budgets count).
+        ``waiting`` (whether the cluster is still starting: budgets count), ``rendezvous_since`` (see :func:`rendezvous_since`).
     """
     return (
         _connection(report, settings, now)
@@ -110,6 +117,18 @@ def trouble(report: Mapping[str, Any], settings: Mapping[str, Any], now: float) 
         or _log(report, now)
         or _stopped(report, now)
         or (_budget(report, settings, now) if settings.get("waiting", True) else None)
+    )
+
+
+def rendezvous_since(reports: Sequence[Mapping[str, Any]]) -> float | None:
+    """Since when all ranks that have to be are in the rendezvous; None while one is still on its way there or none waits.
+
+    The ranks wait for each other: the wait of a worker says nothing as long as the head still starts.
+    """
+    if any(ORDER[stage_of(r)] < ORDER["rendezvous"] for r in reports if r.get("running")):
+        return None
+    return max(
+        (float(r["group_since"]) for r in reports if stage_of(r) == "rendezvous" and "group_since" in r), default=None
     )
 
 
@@ -199,24 +218,45 @@ def _budget(report: Mapping[str, Any], settings: Mapping[str, Any], now: float) 
     wanted, found = settings.get("master"), (report.get("facts") or {}).get("master")
     if wanted and found and stage == "rendezvous" and report["rank"] > 0 and found != wanted:
         return Trouble(host, "launch-other-master", float(report["at"]), 0, "", {"found": found, "wanted": wanted})
+    refusing = report.get("refusing_since")
+    if refusing is not None and now - refusing >= REFUSAL_S:
+        error = (report.get("probe") or {}).get("error")
+        return Trouble(host, "endpoint-error", refusing, 2, "", {"seconds": int(now - refusing), "error": error})
     # A worker has nothing to say once its KV cache is made: the rest is the head's to do.
     if report["rank"] > 0 and ORDER[stage] >= ORDER["kv_cache"]:
         return None
     words = {"doing": STAGES[stage]}
     name = BUDGET_OF[stage]
-    spent = now - float(report["group_since"])
-    if spent > budgets[name]:
+    since = settings.get("rendezvous_since") if stage == "rendezvous" else float(report["group_since"])
+    if since is not None and now - since > budgets[name]:
         values = {**words, "seconds": int(budgets[name]), "budget": name}
         verdict = {"rendezvous_s": "stage-rendezvous", "first_token_s": "endpoint-silent"}.get(name, "stage-budget")
         error = (report.get("probe") or {}).get("error") or f"none within {int(budgets[name])} s"
-        return Trouble(host, verdict, float(report["group_since"]), 3, "", {**values, "error": error})
+        return Trouble(host, verdict, float(report["group_since"]), 3, "", {**values, "error": error}, stage)
     still = report.get("still_since")
     if still is not None and stage not in ("rendezvous", "ready") and now - still > budgets["still_s"]:
-        return Trouble(host, "stage-still", still, 3, "", {**words, "seconds": int(now - still)})
+        return Trouble(host, "stage-still", still, 3, "", {**words, "seconds": int(now - still)}, stage)
     return None
 
 
 # --- all ranks together ---------------------------------------------------------------------------------------------------
+def mismatch(reports: Sequence[Mapping[str, Any]]) -> Trouble | None:
+    """Ranks that cannot work together, seen from their settings alone before anything hangs (``reports`` by rank)."""
+    head = reports[0]
+    for report in reports:
+        if words := entrypoint_ignores_headless(report):
+            return Trouble(
+                report["host"], "launch-apiserver-entrypoint", float(report["at"]), 0, "", {"entrypoint": words}
+            )
+        difference = (
+            argument_difference(report["argv"], head["argv"]) if report.get("argv") and head.get("argv") else None
+        )
+        if difference:
+            groups = {"other": head["host"], "difference": difference}
+            return Trouble(report["host"], "launch-args-mismatch", float(report["at"]), 0, "", groups)
+    return None
+
+
 def first_cause(troubles: Sequence[Trouble], addresses: Mapping[str, str] | None = None) -> Trouble:
     """The trouble that the others follow from: a rank that others point at, then the first by time that explains itself.
 
@@ -231,11 +271,13 @@ def first_cause(troubles: Sequence[Trouble], addresses: Mapping[str, str] | None
         return min(earlier, key=lambda t: t.when) if earlier else first
     for one in sorted((t for t in troubles if t.strength == 1), key=lambda t: t.when):
         host = peer_host(one, addresses or {})
-        if host in by_host and by_host[host].strength != 1:
-            return by_host[host]
+        gone = [by_host[host]] if host in by_host else [t for t in troubles if t.when <= one.when + SAME_EVENT_S]
+        if ended := [t for t in gone if t.host != one.host and t.strength != 1]:
+            return min(ended, key=lambda t: t.when)
     if unknown:
         return min(unknown, key=lambda t: t.when)
-    return min(troubles, key=lambda t: (t.strength, t.when))
+    # Nothing but symptoms: the rank that came least far keeps the others waiting.
+    return min(troubles, key=lambda t: (t.strength, ORDER[t.stage], t.when))
 
 
 def peer_host(one: Trouble, addresses: Mapping[str, str]) -> str | None:
@@ -251,10 +293,14 @@ def diagnosis(
     first: Trouble,
     troubles: Sequence[Trouble],
     elapsed_s: float,
+    known: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The verdict as data: cluster, node, rank, id, title, cause, fix, stage, line, time, last_lines, others, elapsed_s."""
+    """The verdict as data: cluster, node, rank, id, title, cause, fix, stage, line, time, last_lines, others, elapsed_s.
+
+    :param known: values for placeholders that the line itself does not give (``port``).
+    """
     report = reports[first.host]
-    words = _failures.explain(first.id, first.groups, first.line)
+    words = _failures.explain(first.id, {**(known or {}), **first.groups}, first.line)
     fatal = report.get("fatal") or {}
     others = [
         {"node": t.host, "rank": reports[t.host]["rank"], "id": t.id, "line": t.line, **_only(t)}
@@ -303,10 +349,17 @@ def free_gib(report: Mapping[str, Any]) -> float | None:
     return round(free / 1048576, 1) if free is not None else None
 
 
+def completion(report: Mapping[str, Any]) -> str:
+    """What came of the question to a head that serves, as long as no completion came: for the progress line."""
+    error = (report.get("probe") or {}).get("error")
+    return f", no completion yet: {error}" if error and not report.get("answer") else ""
+
+
 def progress_key(reports: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
     """What has to change before another line is worth printing: a stage, or ten percent."""
     return tuple(
-        (r["host"], stage_of(r), None if r.get("stage_percent") is None else r["stage_percent"] // 10) for r in reports
+        (r["host"], stage_of(r), None if r.get("stage_percent") is None else r["stage_percent"] // 10, completion(r))
+        for r in reports
     )
 
 
@@ -314,7 +367,7 @@ def progress_line(cluster: str, elapsed_s: float, reports: Sequence[Mapping[str,
     """One line (wrapped at ``width``): ``alpha  00:42  spark-01 loading weights 37 %  spark-02 ...  free 21.3/24.8 GiB``."""
     pieces = []
     for report in reports:
-        text = f"{report['host']} {doing(report)}"
+        text = f"{report['host']} {doing(report)}{completion(report)}"
         read = (report.get("activity") or {}).get("read_bytes")
         if stage_of(report) == "load" and report.get("stage_percent") is None and read:
             # Only rank 0 prints a bar; the others are seen by what they read.

@@ -146,9 +146,15 @@ rank:
     spec_matches: {description: "Whether it is O(expected_spec).", type: bool, returned: with O(expected_spec)}
     recipe: {description: "Label C(gb10.fleet.recipe).", type: str, returned: when it exists}
     entrypoint: {description: "Entrypoint words.", type: list, elements: str, returned: when it exists}
-    argv: {description: "Argument words.", type: list, elements: str, returned: when it exists}
+    argv: {description: "Argument words, secrets left out.", type: list, elements: str, returned: when it exists}
+    settings:
+      description: >-
+        What it depends on besides its arguments - init, ipc_mode, network_mode, shm_size, restart_policy, memlock, devices, env
+        (no secrets).
+      type: dict
+      returned: when it exists
     engine_alive: {description: "Whether an engine process runs in it that is neither dead nor stopped.", type: bool, returned: while it runs}
-    processes_stopped: {description: "Whether all its processes are stopped (SIGSTOP or docker pause).", type: bool, returned: while it runs}
+    processes_stopped: {description: "Whether a process of it is stopped (SIGSTOP).", type: bool, returned: while it runs}
     stage: {description: "Stage reached by the log.", type: str, returned: with O(log), sample: load}
     stage_percent: {description: "Percent of that stage.", type: int, returned: with O(log), sample: 37}
     stage_left_s: {description: "Seconds left as the engine's own progress bar says.", type: int, returned: with O(log)}
@@ -175,14 +181,15 @@ rank:
     node_time: {description: "Clock of the node (seconds since 1970).", type: float, returned: always}
 """  # noqa: E501
 
-import subprocess
+import re
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gb10.fleet.plugins.module_utils import _failures, _nvidia_smi
+from ansible_collections.gb10.fleet.plugins.module_utils import _command, _failures, _node, _nvidia_smi, _redact
 from ansible_collections.gb10.fleet.plugins.module_utils._docker_api import Docker, DockerError, DockerNotFound
 from ansible_collections.gb10.fleet.plugins.module_utils._docker_log import DockerLog, epoch
 from ansible_collections.gb10.fleet.plugins.module_utils._engine_log import STAGES, later
@@ -191,6 +198,25 @@ LABELS = ("gb10.fleet.spec", "gb10.fleet.recipe")
 # Processes that are there for others: the init that reaps, and shells.
 HELPERS = ("docker-init", "tini", "catatonit", "sleep", "sh", "bash", "dumb-init")
 POLL_S = 0.25
+# What is null until it is known.
+UNKNOWN = (
+    *(
+        "container_id",
+        "image",
+        "image_id",
+        "exit_code",
+        "oom_killed",
+        "error",
+        "restart_count",
+        "started_at",
+        "finished_at",
+    ),
+    *("spec", "spec_matches", "recipe", "entrypoint", "argv", "settings", "engine_alive", "processes_stopped"),
+    *("stage", "stage_percent", "stage_left_s", "first_error", "fatal", "cursor", "log_bytes"),
+    *("gpu", "guard", "activity", "probe"),
+)
+# Environment that says how ranks find each other and how long they wait.
+ENV = re.compile(r"^(?:NCCL|GLOO|TP|MN|VLLM|RAY|PYTORCH|TORCH|UCX|HF_HUB)_\w+$|^(?:MALLOC_ARENA_MAX|OMP_NUM_THREADS)$")
 GPU_FIELDS = {
     "utilization_percent": "utilization.gpu",
     "power_w": "power.draw",
@@ -200,34 +226,49 @@ GPU_FIELDS = {
 
 
 def processes_alive(rows: list[list[str]]) -> tuple[bool, bool]:
-    """``(an engine process is alive, all engine processes are stopped)`` from the rows pid, state, command of ps.
+    """``(the engine is alive, a process of it is stopped)`` from the rows pid, state, command of ps.
 
-    Dead (Z, X) and stopped (T) processes do not serve; init and shells are no engine.
+    A dead process (Z, X) does not serve; one that is stopped (T) makes all ranks wait. Init and shells are no engine.
     """
-    states = []
+    living = []
     for row in rows:
         command = row[2].split()
         name = command[0].rsplit("/", 1)[-1] if command else ""
-        if name not in HELPERS:
-            states.append(row[1][:1])
-    living = [state for state in states if state not in ("Z", "X")]
-    stopped = bool(living) and all(state in ("T", "t") for state in living)
+        if name not in HELPERS and row[1][:1] not in ("Z", "X"):
+            living.append(row[1][:1])
+    stopped = any(state in ("T", "t") for state in living)
     return bool(living) and not stopped, stopped
 
 
-def meminfo(path: str = "/proc/meminfo") -> dict[str, int | None]:
-    """What /proc/meminfo says, in KiB."""
-    wanted = {"MemTotal:": "total_kib", "MemFree:": "free_kib", "MemAvailable:": "available_kib"}
-    found: dict[str, int | None] = dict.fromkeys(wanted.values())
+def memory() -> dict[str, int | None]:
+    """Memory of the node in KiB."""
     try:
-        with open(path, encoding="ascii") as file:  # noqa: PTH123
-            for line in file:
-                name, value, *_ = line.split()
-                if name in wanted:
-                    found[wanted[name]] = int(value)
-    except (OSError, ValueError):
-        pass
-    return found
+        with open("/proc/meminfo", encoding="ascii") as file:  # noqa: PTH123
+            said = _node.meminfo(file.read())
+    except OSError:
+        said = {}
+    return {
+        "total_kib": said.get("MemTotal"),
+        "free_kib": said.get("MemFree"),
+        "available_kib": said.get("MemAvailable"),
+    }
+
+
+def settings(inspect: Mapping[str, Any]) -> dict[str, Any]:
+    """What a rank depends on besides its arguments, from ``docker inspect``; environment by name only where it is no secret."""
+    host, config = inspect.get("HostConfig") or {}, inspect.get("Config") or {}
+    env = dict(pair.split("=", 1) for pair in config.get("Env") or [] if "=" in pair)
+    limits = {limit["Name"]: limit["Soft"] for limit in host.get("Ulimits") or []}
+    return {
+        "init": bool(host.get("Init")),
+        "ipc_mode": host.get("IpcMode") or "",
+        "network_mode": host.get("NetworkMode") or "",
+        "shm_size": host.get("ShmSize"),
+        "restart_policy": (host.get("RestartPolicy") or {}).get("Name") or "no",
+        "memlock": limits.get("memlock"),
+        "devices": [device.get("PathOnHost") for device in host.get("Devices") or []],
+        "env": {name: value for name, value in sorted(env.items()) if ENV.match(name) and not _redact.is_secret(name)},
+    }
 
 
 def kernel_lines(text: str) -> list[dict[str, Any]]:
@@ -280,7 +321,7 @@ class RankInfo:
             rank["probe"], rank["gpu"] = self.probe(p["probe"])
         elif p["gpu"]:
             rank["gpu"] = self.gpu()
-        rank["memory"] = meminfo()
+        rank["memory"] = memory()
         rank["node_time"] = time.time()
         return rank
 
@@ -292,11 +333,7 @@ class RankInfo:
         return dict(answer)
 
     def state(self, inspect: dict[str, Any] | None) -> dict[str, Any]:
-        rank: dict[str, Any] = dict.fromkeys(
-            ("container_id", "image", "image_id", "exit_code", "oom_killed", "error", "restart_count", "started_at", "finished_at",
-             "spec", "spec_matches", "recipe", "entrypoint", "argv", "engine_alive", "processes_stopped", "stage", "stage_percent",
-             "stage_left_s", "first_error", "fatal", "cursor", "gpu", "guard", "activity", "probe", "log_bytes")
-        )  # fmt: skip
+        rank: dict[str, Any] = dict.fromkeys(UNKNOWN)
         rank.update(
             exists=inspect is not None, running=False, status="absent", labels={}, stages={}, waits={}, notes={}
         )
@@ -324,7 +361,8 @@ class RankInfo:
             recipe=labels.get(LABELS[1]),
             spec_matches=None if wanted is None else labels.get(LABELS[0]) == wanted,
             entrypoint=config.get("Entrypoint") or [],
-            argv=config.get("Cmd") or [],
+            argv=_redact.words(config.get("Cmd") or []),
+            settings=settings(inspect),
         )
         return rank
 
@@ -382,31 +420,18 @@ class RankInfo:
             "read_bytes": sum(row["value"] for row in blocks if str(row.get("op")).lower() == "read"),
         }
 
-    def command(self, argv: list[str], timeout_s: float = 10.0) -> str | None:
-        try:
-            done = subprocess.run(
-                argv,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=timeout_s,
-                check=False,
-                stdin=subprocess.DEVNULL,
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout if done.returncode == 0 else None
-
     def guard(self, unit: str) -> dict[str, Any]:
         names = {"ActiveState": "active", "SubState": "sub", "ActiveEnterTimestamp": "since"}
-        text = self.command(["systemctl", "show", unit, "--property", ",".join(names)]) or ""
-        said = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+        answer = _command.run(["systemctl", "show", unit, "--property", ",".join(names)])
+        said = dict(line.split("=", 1) for line in answer.out.splitlines() if "=" in line)
         return {"unit": unit, **{key: said.get(name) or None for name, key in names.items()}}
 
     def kernel(self, since: str) -> list[dict[str, Any]]:
         moment = epoch(since).split(".", 1)[0]
-        text = self.command(["journalctl", "--dmesg", "--no-pager", "--output", "short-unix", "--since", f"@{moment}"])
-        return kernel_lines(text or "")
+        answer = _command.run(
+            ["journalctl", "--dmesg", "--no-pager", "--output", "short-unix", "--since", f"@{moment}"]
+        )
+        return kernel_lines(answer.out)
 
     def gpu(self) -> dict[str, Any]:
         try:

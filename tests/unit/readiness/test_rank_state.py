@@ -57,7 +57,8 @@ def ended(code: int, at: str = "2026-11-29T12:18:10Z", **over: Any) -> dict[str,
 
 
 def judge(*reports: Mapping[str, Any], now: float = NOW) -> tuple[state.Trouble | None, dict[str, Any]]:
-    found = [t for r in reports if (t := state.trouble(r, SETTINGS, now))]
+    settings = {**SETTINGS, "rendezvous_since": state.rendezvous_since(reports)}
+    found = [t for r in reports if (t := state.trouble(r, settings, now))]
     if not found:
         return None, {}
     first = state.first_cause(found, ADDRESSES)
@@ -152,6 +153,43 @@ def test_stale_worker_ends_by_the_rendezvous_budget() -> None:
     assert said["cause"] == "after 180 s the rank still waits for the others"
 
 
+def test_a_worker_waits_as_long_as_the_head_needs_to_come() -> None:
+    """The clock of the rendezvous begins when the last rank is there."""
+    worker = report(WORKER, stage="rendezvous", group_since=NOW - 250)
+    assert judge(report(HEAD, stage="engine", group_since=NOW - 250), worker)[0] is None
+    assert judge(report(HEAD, stage="rendezvous", group_since=NOW - 100), worker)[0] is None
+    first, _ = judge(report(HEAD, stage="rendezvous", group_since=NOW - 181), worker)
+    assert first and first.id == "stage-rendezvous"
+
+
+def test_of_two_still_ranks_the_one_that_came_least_far_is_named() -> None:
+    """A head whose worker hangs in its load is just as still, and was still first."""
+    head = report(HEAD, stage="loaded", still_since=NOW - 330, group_since=NOW - 340)
+    worker = report(WORKER, stage="load", still_since=NOW - 310, group_since=NOW - 340)
+    first, _ = judge(head, worker)
+    assert first and (first.host, first.id) == (WORKER, "stage-still")
+
+
+def test_launch_args_mismatch() -> None:
+    """Case launch-args-mismatch: found before both GPUs spin at 100 %."""
+    common = ["serve", "/m", "--max-num-seqs"]
+    head = report(HEAD, argv=[*common, "6", "--node-rank", "0"])
+    worker = report(WORKER, argv=[*common, "4", "--node-rank", "1", "--headless"])
+    found = state.mismatch([head, worker])
+    assert found and (found.host, found.id) == (WORKER, "launch-args-mismatch")
+    assert found.groups["difference"] == "--max-num-seqs 4 here, 6 there"
+    assert state.mismatch([head, report(WORKER, argv=[*common, "6", "--node-rank", "1", "--headless"])]) is None
+
+
+def test_launch_apiserver_entrypoint() -> None:
+    """Case launch-apiserver-entrypoint: the module of the image's own entrypoint ignores --headless."""
+    words = ["python3", "-m", "vllm.entrypoints.openai.api_server"]
+    found = state.mismatch(
+        [report(HEAD, entrypoint=words, argv=[]), report(WORKER, entrypoint=words, argv=["--headless"])]
+    )
+    assert found and (found.host, found.id) == (WORKER, "launch-apiserver-entrypoint")
+
+
 def test_worker_that_exits_0_after_the_head_is_not_the_cause() -> None:
     """A headless worker exits 0 when the head is gone (measured)."""
     head = report(HEAD, **ended(137, "2026-11-29T12:38:24Z"))
@@ -236,8 +274,9 @@ def test_an_unknown_error_well_before_a_known_one_is_the_first() -> None:
 def test_ready_variable_boot_budgets_per_stage(stage: str, budget: str, verdict: str) -> None:
     """Case ready-variable-boot: no single wall time, a budget for each stage."""
     limit = state.BUDGETS[budget]
-    assert judge(report(HEAD, stage=stage, group_since=NOW - limit + 1), report())[0] is None
-    first, _ = judge(report(HEAD, stage=stage, group_since=NOW - limit - 1), report())
+    worker = report(stage="kv_cache")
+    assert judge(report(HEAD, stage=stage, group_since=NOW - limit + 1), worker)[0] is None
+    first, _ = judge(report(HEAD, stage=stage, group_since=NOW - limit - 1), worker)
     assert first and (first.host, first.id) == (HEAD, verdict)
 
 
@@ -316,3 +355,11 @@ def test_progress_is_worth_a_line_when_a_stage_or_ten_percent_changed() -> None:
 
 def test_durations() -> None:
     assert [state.duration(s) for s in (0, 42.9, 725, 3723)] == ["00:00", "00:42", "12:05", "1:02:03"]
+
+
+def test_a_peer_whose_address_is_nobodys_is_the_rank_that_ended() -> None:
+    """A worker that left without a word (exit code 0); the head says an address that the inventory does not know."""
+    head = report(HEAD, "engine_logs/worker_killed_in_flight_head.log", **ended(1))
+    head["fatal"]["groups"]["peer"] = "198.51.100.77"
+    first, _ = judge(head, report(WORKER, **ended(0, "2026-11-29T12:18:09Z")))
+    assert first and (first.host, first.id) == (WORKER, "rank-ended")
