@@ -27,10 +27,8 @@ class ActionModule(ActionBase):
         super().run(tmp, task_vars)
         task_vars = task_vars or {}
         args = dict(self._task.args)
-        if args.get("state") == "probe" and args.get("info_from"):
+        if args.get("info_from"):
             planned = plan(ranks_of(task_vars, args["info_from"]), args.get("transport") or ROCE)
-            listeners = {
-                name: registered(task_vars, name, args.get("listener_from"), "port") for name in members(task_vars)
-            }
+            listeners = {name: registered(task_vars, name, args["info_from"], "port") for name in members(task_vars)}
             args["targets"] = plain(targets(planned, task_vars["inventory_hostname"], listeners))
         return self._execute_module(module_args=args, task_vars=task_vars)

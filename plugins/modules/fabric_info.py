@@ -26,6 +26,12 @@ options:
     type: list
     elements: str
     default: []
+  listen_s:
+    description:
+      - Leave a TCP listener behind on a random high port for so many seconds, for M(gb10.fleet.fabric_probe) on the peers. It tells
+        each caller the address that it sees, and ends by itself. V(0) for none.
+    type: int
+    default: 0
   root:
     description: Root of the C(/sys), C(/proc) and C(/etc) trees to read. For tests and for captured trees.
     type: path
@@ -36,14 +42,19 @@ EXAMPLES = r"""
 - name: Read the fabric of this node
   gb10.fleet.fabric_info:
     peers: [198.51.100.12]
-  register: fabric
+  register: fabric_report
 
 - name: Show the rails and their twins
   ansible.builtin.debug:
-    msg: "{{ fabric.fabric.interfaces | dict2items | map(attribute='key') }}"
+    msg: "{{ fabric_report.fabric.interfaces | dict2items | map(attribute='key') }}"
 """
 
 RETURN = r"""
+port:
+  description: Port of the listener that was left behind.
+  returned: O(listen_s) is not V(0)
+  type: int
+  sample: 41233
 fabric:
   description: The fabric of this node.
   returned: success
@@ -112,6 +123,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gb10.fleet.plugins.module_utils import _fabric
 from ansible_collections.gb10.fleet.plugins.module_utils._command import run
+from ansible_collections.gb10.fleet.plugins.module_utils._listener import leave_behind
 from ansible_collections.gb10.fleet.plugins.module_utils._sysfs import Privilege, Tree
 
 COUNTERS = {
@@ -315,16 +327,20 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "peers": {"type": "list", "elements": "str", "default": []},
+            "listen_s": {"type": "int", "default": 0},
             "root": {"type": "path", "default": "/"},
         },
         supports_check_mode=True,
     )
     reader = FabricReader(Tree(module.params["root"]), module.params["peers"])
+    result: dict[str, Any] = {"changed": False}
     try:
-        fabric = reader.read()
+        result["fabric"] = json.loads(json.dumps(reader.read()))
+        if module.params["listen_s"]:
+            result["port"] = leave_behind(module.params["listen_s"])
     except (OSError, ValueError) as error:
         module.fail_json(msg=f"The fabric of this node cannot be read: {error}")
-    module.exit_json(changed=False, fabric=json.loads(json.dumps(fabric)))
+    module.exit_json(**result)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,9 @@ module: fabric_probe
 short_description: Prove the rails between the ranks of a cluster
 version_added: "0.1.0"
 description:
-  - O(state=listen) opens a TCP listener on a random high port of the node and returns. The listener answers with the
-    source address that it saw, and ends by itself after O(seconds). Engines open ephemeral ports in both directions, so
-    one open master port proves nothing.
-  - O(state=probe) proves each rail of this node to its peers - a ping bound to the interface, not to be fragmented, that
-    fills the MTU; a small ping beside it, to tell a dead link from a small MTU; and a TCP connection to the peer's listener.
-    All of them run at the same time.
+  - Proves each rail of this node to its peers - a ping bound to the interface, not to be fragmented, that fills the MTU; a
+    small ping beside it, to tell a dead link from a small MTU; and a TCP connection to the listener on a random high port
+    that M(gb10.fleet.fabric_info) left on the peer. All of them run at the same time.
   - What to probe is worked out on the controller from what M(gb10.fleet.fabric_info) registered on every rank of the cluster.
     Nothing on the node is changed.
 author:
@@ -23,15 +20,6 @@ extends_documentation_fragment:
   - gb10.fleet.attributes
   - gb10.fleet.attributes.read_only
 options:
-  state:
-    description: Which half of the proof to do.
-    type: str
-    choices: [listen, probe]
-    required: true
-  seconds:
-    description: How long a listener stays at most.
-    type: int
-    default: 60
   targets:
     description:
       - What to prove. Set by the action plugin; give it only when the module is used without the C(fabric) role.
@@ -74,9 +62,6 @@ options:
   info_from:
     description: Name of the variable that M(gb10.fleet.fabric_info) was registered in. Read by the action plugin.
     type: str
-  listener_from:
-    description: Name of the variable that O(state=listen) was registered in. Read by the action plugin.
-    type: str
   transport:
     description: What the recipe wants. Read by the action plugin.
     type: str
@@ -88,32 +73,21 @@ EXAMPLES = r"""
 - name: Read the fabric
   gb10.fleet.fabric_info:
     peers: "{{ topology_addresses.values() | difference([topology_addresses[inventory_hostname]]) }}"
+    listen_s: 60
   register: fabric_report
-
-- name: Open a listener on every rank
-  gb10.fleet.fabric_probe:
-    state: listen
-  register: fabric_listener
 
 - name: Prove every rail both ways
   gb10.fleet.fabric_probe:
-    state: probe
     info_from: fabric_report
-    listener_from: fabric_listener
 """
 
 RETURN = r"""
-port:
-  description: Port of the listener.
-  returned: O(state=listen)
-  type: int
-  sample: 41233
 results:
   description:
     - One entry per target - C(ping) (full MTU), C(small) and C(tcp), each with C(ok); pings with C(rtt_ms), the C(mtu) that was
       too small and C(missing) when there is no ping program; C(tcp) with C(port), C(seen) (the source that the peer saw) and
       C(error).
-  returned: O(state=probe)
+  returned: success
   type: list
   elements: dict
   sample:
@@ -125,10 +99,7 @@ results:
 """
 
 import contextlib
-import os
-import select
 import socket
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -136,55 +107,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gb10.fleet.plugins.module_utils import _fabric
 from ansible_collections.gb10.fleet.plugins.module_utils._command import run
-
-GREETING = b"gb10.fleet "
-
-
-def open_listener() -> socket.socket:
-    """A port out of the kernel's ephemeral range, where an engine's own ports lie."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.bind(("0.0.0.0", 0))  # noqa: S104 - every rail is to be proven; it says nothing but an address and ends soon
-    listener.listen(128)
-    return listener
-
-
-def serve(listener: socket.socket, seconds: float) -> None:
-    """Tell each caller the address that we see it at, until the time is up."""
-    end = time.monotonic() + seconds
-    while (left := end - time.monotonic()) > 0:
-        ready, _, _ = select.select([listener], [], [], left)
-        if not ready:
-            return
-        with contextlib.suppress(OSError):
-            caller, (address, _port) = listener.accept()
-            with caller:
-                caller.settimeout(2.0)
-                caller.sendall(GREETING + address.encode() + b"\n")
-
-
-def listen(seconds: int) -> int:
-    """Leave a listener behind and return its port. The grandchild has no terminal, no pipes of ours and an end."""
-    listener = open_listener()
-    port = int(listener.getsockname()[1])
-    child = os.fork()
-    if child:
-        os.waitpid(child, 0)
-        listener.close()
-        return port
-    try:
-        os.setsid()
-        if os.fork():
-            os._exit(0)
-        null = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1, 2):
-            os.dup2(null, stream)
-        kept = listener.fileno()
-        os.closerange(3, kept)
-        os.closerange(kept + 1, 256)
-        os.chdir("/")
-        serve(listener, seconds)
-    finally:
-        os._exit(0)
+from ansible_collections.gb10.fleet.plugins.module_utils._listener import GREETING
 
 
 def ping(target: dict[str, Any], payload: int, timeout_s: float) -> dict[str, Any]:
@@ -256,22 +179,13 @@ def main() -> None:
     }
     module = AnsibleModule(
         argument_spec={
-            "state": {"type": "str", "choices": ["listen", "probe"], "required": True},
-            "seconds": {"type": "int", "default": 60},
             "targets": {"type": "list", "elements": "dict", "options": target, "default": []},
             "timeout_s": {"type": "float", "default": 3.0},
             "info_from": {"type": "str"},
-            "listener_from": {"type": "str"},
             "transport": {"type": "str", "choices": ["roce", "socket"], "default": "roce"},
         },
         supports_check_mode=True,
     )
-    if module.params["state"] == "listen":
-        try:
-            port = listen(module.params["seconds"])
-        except OSError as error:
-            module.fail_json(msg=f"No TCP listener can be opened on this node: {error}")
-        module.exit_json(changed=False, port=port)
     module.exit_json(changed=False, results=probe(module.params["targets"], module.params["timeout_s"]))
 
 
