@@ -27,13 +27,8 @@ class FakeDocker:
         self.asked: list[str] = []
 
     def container(self, **over: Any) -> dict[str, Any]:
-        state = {
-            "Running": True,
-            "Status": "running",
-            "StartedAt": "2026-11-29T12:48:18.5Z",
-            "FinishedAt": "0001-01-01T00:00:00Z",
-            "ExitCode": 0,
-        }
+        state = {"Running": True, "Status": "running", "StartedAt": "2026-11-29T12:48:18.5Z", "ExitCode": 0}
+        words = {"Entrypoint": ["vllm"], "Cmd": ["serve", "/m"], "Env": []}
         state.update(over.pop("State", {}))
         self.inspect = {
             "Id": "c0ffee", "Image": "sha256:8c1f", "RestartCount": 0, "LogPath": "", "State": state,
