@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ansible_collections.gb10.fleet.plugins.module_utils import _text
+from ansible_collections.gb10.fleet.plugins.module_utils._engine_log import STAGES
 from ansible_collections.gb10.fleet.plugins.module_utils._rank_spec import docker_run_text
 
 # What the fabric role finds on the node at launch when the inventory does not say it.
@@ -33,7 +34,7 @@ def render_ranks(hosts: Iterable[Mapping[str, Any]]) -> str:
     return "\n\n".join(blocks)
 
 
-def _status_row(host: Mapping[str, Any]) -> dict[str, Any]:
+def _status_row(host: Mapping[str, Any], answers: bool) -> dict[str, Any]:
     answer = host.get("status_rank") or {}
     rank = answer.get("rank") or {}
     row: dict[str, Any] = {"node": host["inventory_hostname"], "rank": host["topology_rank"]}
@@ -48,6 +49,8 @@ def _status_row(host: Mapping[str, Any]) -> dict[str, Any]:
             container = "running, engine dead"
         elif not rank.get("spec_matches"):
             container += ", other settings"
+    # A worker has no line for "serving": it serves when the head answers.
+    stage = "ready" if answers and rank.get("running") else rank.get("stage")
     guard = rank.get("guard") or {}
     probe = rank.get("probe") or {}
     model = host["topology_recipe"]["served_name"] if rank.get("exists") else None
@@ -56,7 +59,7 @@ def _status_row(host: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **row,
         "container": container,
-        "stage": rank.get("stage"),
+        "stage": STAGES.get(stage or "", stage),
         "model": model,
         "since": str(rank.get("started_at") or "")[:19].replace("T", " ") or None,
         "guard": guard.get("active"),
@@ -71,7 +74,9 @@ def cluster_status(hosts: Iterable[Mapping[str, Any]]) -> str:
     tables = []
     for name, members in clusters.items():
         title = f"{name}: {members[0]['topology_recipe']['name']} at {members[0]['topology_endpoint']}/v1"
-        tables.append(_text.table([_status_row(m) for m in members], title=title))
+        head = (members[0].get("status_rank") or {}).get("rank") or {}
+        answers = members[0]["topology_rank"] == 0 and bool((head.get("probe") or {}).get("ok"))
+        tables.append(_text.table([_status_row(m, answers) for m in members], title=title))
     return "\n\n".join(tables)
 
 

@@ -70,8 +70,8 @@ def test_net_gid_differs_each_rank_has_its_own_index(serving, nodes) -> None:
 
 def test_status_shows_every_rank(serving) -> None:
     done = run_playbook("status", SANDBOX)
-    assert re.search(r"spark-01\s+0\s+running\s+ready\s+tiny answers", done.stdout), done.stdout
-    assert re.search(r"spark-02\s+1\s+running", done.stdout), done.stdout
+    assert re.search(r"spark-01\s+0\s+running\s+serving\s+tiny answers", done.stdout), done.stdout
+    assert re.search(r"spark-02\s+1\s+running\s+serving", done.stdout), done.stdout
 
 
 def test_stop_leaves_nothing_and_a_second_stop_changes_nothing(serving, nodes) -> None:
