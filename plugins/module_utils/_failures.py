@@ -104,3 +104,26 @@ def explain(name: str, groups: Mapping[str, Any] | None = None, line: str = "") 
     cause = _fill(known["cause"], values) or title[:1].lower() + title[1:]
     fix = _fill(known["fix"], values) or _PLACEHOLDER.sub("a fitting value", known["fix"])
     return {"id": name, "title": title, "cause": cause, "fix": fix}
+
+
+def kernel_lines(text: str) -> list[dict[str, Any]]:
+    """The lines of a kernel log that the catalogue knows, the same one counted instead of repeated.
+
+    :param text: as ``journalctl -k`` prints it; the first word of a line is taken for its time.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for line in text.splitlines():
+        known = match(line, KERNEL)
+        if known is None:
+            continue
+        key = known.id if known.severity == "soft" else f"{known.id} {sorted(known.groups.items())}"
+        known_line = {
+            "id": known.id,
+            "severity": known.severity,
+            "groups": known.groups,
+            "time": line.split(" ", 1)[0],
+            "line": line,
+            "count": 0,
+        }
+        found.setdefault(key, known_line)["count"] += 1
+    return list(found.values())

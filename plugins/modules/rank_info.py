@@ -145,14 +145,14 @@ rank:
     spec: {description: "Label C(gb10.fleet.spec).", type: str, returned: when it exists}
     spec_matches: {description: "Whether it is O(expected_spec).", type: bool, returned: with O(expected_spec)}
     recipe: {description: "Label C(gb10.fleet.recipe).", type: str, returned: when it exists}
-    entrypoint: {description: "Entrypoint words.", type: list, elements: str, returned: when it exists}
-    argv: {description: "Argument words, secrets left out.", type: list, elements: str, returned: when it exists}
+    entrypoint: {description: "Entrypoint words.", type: list, elements: str, returned: with O(log)}
+    argv: {description: "Argument words, secrets left out.", type: list, elements: str, returned: with O(log)}
     settings:
       description: >-
         What it depends on besides its arguments - init, ipc_mode, network_mode, shm_size, restart_policy, memlock, devices, env
         (no secrets).
       type: dict
-      returned: when it exists
+      returned: with O(log)
     engine_alive: {description: "Whether an engine process runs in it that is neither dead nor stopped.", type: bool, returned: while it runs}
     processes_stopped: {description: "Whether a process of it is stopped (SIGSTOP).", type: bool, returned: while it runs}
     stage: {description: "Stage reached by the log.", type: str, returned: with O(log), sample: load}
@@ -181,23 +181,38 @@ rank:
     node_time: {description: "Clock of the node (seconds since 1970).", type: float, returned: always}
 """  # noqa: E501
 
-import re
-import threading
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gb10.fleet.plugins.module_utils import _command, _failures, _node, _nvidia_smi, _redact
+from ansible_collections.gb10.fleet.plugins.module_utils import _node
 from ansible_collections.gb10.fleet.plugins.module_utils._docker_api import Docker, DockerError, DockerNotFound
-from ansible_collections.gb10.fleet.plugins.module_utils._docker_log import DockerLog, epoch
-from ansible_collections.gb10.fleet.plugins.module_utils._engine_log import STAGES, later
+
+# The cheap look imports no more than this: a node compiles a module's files on every call. The rest is imported where it is used.
+if TYPE_CHECKING:
+    from ansible_collections.gb10.fleet.plugins.module_utils._docker_log import DockerLog
 
 LABELS = ("gb10.fleet.spec", "gb10.fleet.recipe")
+WAIT_FOR = [
+    "config",
+    "engine",
+    "rendezvous",
+    "joined",
+    "load",
+    "loaded",
+    "compile",
+    "kv_cache",
+    "capture",
+    "warm",
+    "server",
+    "ready",
+]
 # Processes that are there for others: the init that reaps, and shells.
 HELPERS = ("docker-init", "tini", "catatonit", "sleep", "sh", "bash", "dumb-init")
 POLL_S = 0.25
+GPU_TIMEOUT_S = 11.0
 # What is null until it is known.
 UNKNOWN = (
     *(
@@ -216,7 +231,20 @@ UNKNOWN = (
     *("gpu", "guard", "activity", "probe"),
 )
 # Environment that says how ranks find each other and how long they wait.
-ENV = re.compile(r"^(?:NCCL|GLOO|TP|MN|VLLM|RAY|PYTORCH|TORCH|UCX|HF_HUB)_\w+$|^(?:MALLOC_ARENA_MAX|OMP_NUM_THREADS)$")
+ENV = (
+    "NCCL_",
+    "GLOO_",
+    "TP_",
+    "MN_",
+    "VLLM_",
+    "RAY_",
+    "PYTORCH_",
+    "TORCH_",
+    "UCX_",
+    "HF_HUB_",
+    "MALLOC_ARENA_MAX",
+    "OMP_NUM_THREADS",
+)
 GPU_FIELDS = {
     "utilization_percent": "utilization.gpu",
     "power_w": "power.draw",
@@ -256,6 +284,8 @@ def memory() -> dict[str, int | None]:
 
 def settings(inspect: Mapping[str, Any]) -> dict[str, Any]:
     """What a rank depends on besides its arguments, from ``docker inspect``; environment by name only where it is no secret."""
+    from ansible_collections.gb10.fleet.plugins.module_utils import _redact
+
     host, config = inspect.get("HostConfig") or {}, inspect.get("Config") or {}
     env = dict(pair.split("=", 1) for pair in config.get("Env") or [] if "=" in pair)
     limits = {limit["Name"]: limit["Soft"] for limit in host.get("Ulimits") or []}
@@ -267,31 +297,10 @@ def settings(inspect: Mapping[str, Any]) -> dict[str, Any]:
         "restart_policy": (host.get("RestartPolicy") or {}).get("Name") or "no",
         "memlock": limits.get("memlock"),
         "devices": [device.get("PathOnHost") for device in host.get("Devices") or []],
-        "env": {name: value for name, value in sorted(env.items()) if ENV.match(name) and not _redact.is_secret(name)},
+        "env": {
+            name: value for name, value in sorted(env.items()) if name.startswith(ENV) and not _redact.is_secret(name)
+        },
     }
-
-
-def kernel_lines(text: str) -> list[dict[str, Any]]:
-    """The lines of ``journalctl -k -o short-unix`` that the catalogue knows, the same one counted instead of repeated."""
-    found: dict[str, dict[str, Any]] = {}
-    for line in text.splitlines():
-        known = _failures.match(line, _failures.KERNEL)
-        if known is None:
-            continue
-        key = known.id if known.severity == "soft" else f"{known.id} {sorted(known.groups.items())}"
-        entry = found.setdefault(
-            key,
-            {
-                "id": known.id,
-                "severity": known.severity,
-                "groups": known.groups,
-                "time": line.split(" ", 1)[0],
-                "line": line,
-                "count": 0,
-            },
-        )
-        entry["count"] += 1
-    return list(found.values())
 
 
 class RankInfo:
@@ -309,6 +318,7 @@ class RankInfo:
         rank = self.state(inspect)
         if inspect and (p["log"] or p["cursor"] or p["wait_for"]):
             inspect, rank = self.follow(inspect, rank)
+            rank.update(self.words(inspect))
         if inspect and rank["running"]:
             rank["engine_alive"], rank["processes_stopped"] = self.processes(inspect)
             if p["activity"]:
@@ -360,14 +370,24 @@ class RankInfo:
             spec=labels.get(LABELS[0]),
             recipe=labels.get(LABELS[1]),
             spec_matches=None if wanted is None else labels.get(LABELS[0]) == wanted,
-            entrypoint=config.get("Entrypoint") or [],
-            argv=_redact.words(config.get("Cmd") or []),
-            settings=settings(inspect),
         )
         return rank
 
+    @staticmethod
+    def words(inspect: dict[str, Any] | None) -> dict[str, Any]:
+        """What the rank was started with, without secrets."""
+        from ansible_collections.gb10.fleet.plugins.module_utils import _redact
+
+        if inspect is None:
+            return {}
+        config = inspect["Config"]
+        argv = _redact.words(config.get("Cmd") or [])
+        return {"entrypoint": config.get("Entrypoint") or [], "argv": argv, "settings": settings(inspect)}
+
     def follow(self, inspect: dict[str, Any], rank: dict[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any]]:
         """Read the log; with ``wait_for`` until it says what is waited for."""
+        from ansible_collections.gb10.fleet.plugins.module_utils._docker_log import DockerLog
+
         deadline = time.monotonic() + self.params["timeout_s"]
         now: dict[str, Any] | None = inspect
         self.log = DockerLog(self.docker, inspect, self.params["cursor"])
@@ -399,6 +419,8 @@ class RankInfo:
         wanted = self.params["wait_for"]
         if not wanted or not rank["running"] or rank["fatal"]:
             return True
+        from ansible_collections.gb10.fleet.plugins.module_utils._engine_log import later
+
         return any(rank["stage"] == stage or later(rank["stage"], stage) for stage in wanted)
 
     def processes(self, inspect: dict[str, Any]) -> tuple[bool, bool]:
@@ -421,19 +443,26 @@ class RankInfo:
         }
 
     def guard(self, unit: str) -> dict[str, Any]:
+        from ansible_collections.gb10.fleet.plugins.module_utils import _command
+
         names = {"ActiveState": "active", "SubState": "sub", "ActiveEnterTimestamp": "since"}
         answer = _command.run(["systemctl", "show", unit, "--property", ",".join(names)])
         said = dict(line.split("=", 1) for line in answer.out.splitlines() if "=" in line)
         return {"unit": unit, **{key: said.get(name) or None for name, key in names.items()}}
 
     def kernel(self, since: str) -> list[dict[str, Any]]:
+        from ansible_collections.gb10.fleet.plugins.module_utils import _command, _failures
+        from ansible_collections.gb10.fleet.plugins.module_utils._docker_log import epoch
+
         moment = epoch(since).split(".", 1)[0]
         answer = _command.run(
             ["journalctl", "--dmesg", "--no-pager", "--output", "short-unix", "--since", f"@{moment}"]
         )
-        return kernel_lines(answer.out)
+        return _failures.kernel_lines(answer.out)
 
     def gpu(self) -> dict[str, Any]:
+        from ansible_collections.gb10.fleet.plugins.module_utils import _nvidia_smi
+
         try:
             rows = _nvidia_smi.query_gpus(list(GPU_FIELDS.values()))
         except _nvidia_smi.NvidiaSmiError as exc:
@@ -446,6 +475,8 @@ class RankInfo:
         }  # fmt: skip
 
     def probe(self, wanted: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        import threading
+
         from ansible_collections.gb10.fleet.plugins.module_utils import _openai_client
 
         try:
@@ -459,7 +490,7 @@ class RankInfo:
         names = ("url", "model", "prompt", "max_tokens", "timeout_s")
         answer = _openai_client.probe(key=key, **{name: wanted[name] for name in names})
         if self.params["gpu"]:
-            watcher.join(_nvidia_smi.TIMEOUT_S + 1)
+            watcher.join(GPU_TIMEOUT_S)
         return answer, seen[0] if seen else None
 
 
@@ -479,11 +510,7 @@ def main() -> None:
             "log": {"type": "bool", "default": False},
             "cursor": {"type": "dict"},
             "log_lines": {"type": "int", "default": 5},
-            "wait_for": {
-                "type": "list",
-                "elements": "str",
-                "choices": [s for s in STAGES if s not in ("container", "stopped")],
-            },
+            "wait_for": {"type": "list", "elements": "str", "choices": WAIT_FOR},
             "timeout_s": {"type": "float", "default": 20},
             "probe": {"type": "dict", "options": probe},
             "guard_unit": {"type": "str"},

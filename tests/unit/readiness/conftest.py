@@ -61,7 +61,7 @@ class FakeDocker:
         wanted = self.messages[-int(query["tail"]) :] if "tail" in query else self.messages
         out = b""
         for stamp, text in wanted:
-            if float(epoch(stamp)) >= float(query["since"]):
+            if float(epoch(stamp)) >= float(query.get("since", 0)):
                 body = f"{stamp} {text}\n".encode()
                 out += b"\x01\0\0\0" + len(body).to_bytes(4, "big") + body
         return out

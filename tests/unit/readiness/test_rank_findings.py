@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.gb10.fleet.plugins.module_utils import _failures
 from ansible_collections.gb10.fleet.plugins.module_utils import _rank_findings as findings
 from ansible_collections.gb10.fleet.plugins.modules import rank_info
 
@@ -84,7 +85,7 @@ def test_ready_shm_info_is_no_finding() -> None:
 
 def test_guard_nvrm_benign_is_a_note_and_xid_an_error() -> None:
     text = (CASES.parent / "engine_logs" / "synthetic_kernel.log").read_text(encoding="utf-8")
-    lines = rank_info.kernel_lines(text)
+    lines = _failures.kernel_lines(text)
     assert [(line["id"], line["count"]) for line in lines] == [("kernel-xid", 1), ("guard-nvrm-benign", 2)]
     said = findings.of_rank(report(kernel_lines=lines), 2)
     assert [(f.severity, f.code) for f in said] == [("error", "kernel-xid"), ("note", "guard-nvrm-benign")]

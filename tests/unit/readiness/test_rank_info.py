@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from ansible.module_utils.testing import patch_module_args
 
+from ansible_collections.gb10.fleet.plugins.module_utils import _engine_log
 from ansible_collections.gb10.fleet.plugins.modules import rank_info
 
 LOGS = Path(__file__).parents[2] / "fixtures" / "engine_logs"
@@ -45,6 +46,10 @@ def test_the_cheap_look_reads_no_log(call: Any, docker: Any) -> None:
     assert (rank["running"], rank["spec_matches"], rank["engine_alive"], rank["restart_count"]) == (True, True, True, 0)
     assert (rank["stage"], rank["cursor"], rank["exit_code"]) == (None, None, None)
     assert [target.split("?")[0] for target in docker.asked] == ["/containers/x/json", "/containers/c0ffee/top"]
+
+
+def test_stages_to_wait_for() -> None:
+    assert [s for s in _engine_log.STAGES if s not in ("container", "stopped")] == rank_info.WAIT_FOR
 
 
 def test_another_spec(call: Any, docker: Any) -> None:

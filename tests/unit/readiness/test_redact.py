@@ -52,10 +52,10 @@ def test_argument_words() -> None:
     ],
 )
 def test_text(line: str) -> None:
-    said = _redact.text(line)
-    assert _redact.GONE in said
-    for secret in (KEY, "hf_abc", "sk-abc", "AAAA"):
-        assert secret not in said
+    for said in (_redact.text(line), _redact.log(f"before\n{line}\nafter")):
+        assert _redact.GONE in said
+        for secret in (KEY, "hf_abc", "sk-abc", "AAAA"):
+            assert secret not in said
 
 
 @pytest.mark.parametrize(
