@@ -23,7 +23,8 @@ extends_documentation_fragment:
   - gb10.fleet.attributes.read_only
 options:
   whole_clusters:
-    description: Fail when C(--limit) leaves a rank of this host's cluster out of the run. The ranks of a cluster start only together.
+    description:
+      - Fail when C(--limit) leaves a rank of this host's cluster out of the run. The ranks of a cluster start only together.
     type: bool
     default: true
 notes:
