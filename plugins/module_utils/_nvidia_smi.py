@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -35,7 +34,6 @@ _REASONS = (
     (0x100, "display_clocks_setting"),
 )
 _NOTHING = frozenset(("", "n/a", "not supported", "not available", "unknown error", "err!", "insufficient permissions"))
-_NUMBER = re.compile(r"^-?\d+(?:\.\d+)?")
 
 
 class NvidiaSmiError(Exception):
@@ -105,8 +103,11 @@ def text_or_none(text: str | None) -> str | None:
 
 def number_or_none(text: str | None) -> float | None:
     """The number in front of a unit (``124.89 W``, ``0 %``, ``2184 MHz``), or None when there is none."""
-    found = _NUMBER.match(text_or_none(text) or "")
-    return float(found.group()) if found else None
+    words = (text_or_none(text) or "").split()
+    try:
+        return float(words[0]) if words else None
+    except ValueError:
+        return None
 
 
 def reasons_of_mask(text: str | None) -> tuple[str, ...]:
@@ -129,7 +130,7 @@ def parse_csv(text: str) -> list[dict[str, str | None]]:
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
         return []
-    names = [re.sub(r" \[.*\]$", "", name.strip()) for name in lines[0].split(",")]
+    names = [name.strip().partition(" [")[0] for name in lines[0].split(",")]
     rows = []
     for line in lines[1:]:
         cells = line.split(",", len(names) - 1)
@@ -166,7 +167,7 @@ def _gpu(node: Any, driver: str | None) -> Gpu:
     for path in ("clocks_event_reasons", "clocks_throttle_reasons"):
         for child in node.findall(f"{path}/*"):
             if (child.text or "").strip() == "Active":
-                reasons.append(re.sub(r"^clocks_(?:event|throttle)_reasons?_", "", child.tag))
+                reasons.append(child.tag.partition("_reason_")[2])
     processes = [
         Process(
             int(number_or_none(info.findtext("pid")) or 0),
@@ -286,10 +287,7 @@ def snapshot(*, command: str = "nvidia-smi", timeout_s: float = TIMEOUT_S) -> li
 # tests, driver 580.178.04). What can be known is the tool's reply, our own record, and the SM clock under load. A cap snaps down
 # to one of the GPU's steps (2200 reads 2184 or 2190).
 SM_STEP_MHZ = 15.0
-_LOCKED = re.compile(r'GPU clocks set to "\(gpuClkMin (\d+), gpuClkMax (\d+)\)"')
-_REFUSED = re.compile(
-    r"not supported|insufficient permission|treating as warning|unable to|failed|invalid", re.IGNORECASE
-)
+_REFUSED = ("not supported", "insufficient permission", "treating as warning", "unable to", "failed", "invalid")
 
 LOW_POWER_CURE = (
     "Shut the node down, take the AC away for at least 60 s and start it again: "
@@ -408,22 +406,27 @@ def lock_clocks(min_mhz: int, max_mhz: int, *, command: str = "nvidia-smi", time
     A refusal can come with exit code 0 ("Setting locked GPU clocks is not supported ... Treating as warning and moving on.").
     """
     text = run(["-lgc", f"{min_mhz},{max_mhz}"], command=command, timeout_s=timeout_s)
-    found = _LOCKED.search(text)
-    if found is None or (int(found[1]), int(found[2])) != (min_mhz, max_mhz):
+    wanted = f'GPU clocks set to "(gpuClkMin {min_mhz}, gpuClkMax {max_mhz})"'
+    if wanted not in text:
         raise NvidiaSmiFailed(
             f"{command} -lgc {min_mhz},{max_mhz} did not lock the GPU clock: {_refusal(text)}", text=text
         )
-    return found.group()
+    return wanted
 
 
 def reset_clocks(*, command: str = "nvidia-smi", timeout_s: float = TIMEOUT_S) -> str:
     """``nvidia-smi -rgc``; returns the tool's reply. Raises as :func:`run`, and NvidiaSmiFailed for a refusal."""
     text = run(["-rgc"], command=command, timeout_s=timeout_s)
-    if _REFUSED.search(text):
+    if _refuses(text):
         raise NvidiaSmiFailed(f"{command} -rgc did not reset the GPU clock: {_refusal(text)}", text=text)
     return _first_line(text)
 
 
+def _refuses(text: str) -> bool:
+    lower = text.lower()
+    return any(words in lower for words in _REFUSED)
+
+
 def _refusal(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return next((line for line in lines if _REFUSED.search(line)), lines[0] if lines else "(no output)")
+    return next((line for line in lines if _refuses(line)), lines[0] if lines else "(no output)")

@@ -100,8 +100,9 @@ def test_an_action_is_no_setting(sysctl: Run) -> None:
 
 def test_tune_reboot_lost_a_file_that_wins(root: Path, sysctl: Run) -> None:
     """ "Lost three boots": a value that another file takes back at the next boot is told now."""
-    (root / "etc/sysctl.d/99-zzz-site.conf").write_text("vm.swappiness=60\n")
     (root / "etc/sysctl.d/10-first.conf").write_text("vm.swappiness=100\n")
+    assert sysctl(check=True, settings={"vm.swappiness": 10})["warnings"] == [], "ours comes later and wins"
+    (root / "etc/sysctl.d/99-zzz-site.conf").write_text("vm.swappiness=60\n")
     result = sysctl(settings={"vm.swappiness": 10})
     assert result["warnings"] == [
         "vm.swappiness = 60 in /etc/sysctl.d/99-zzz-site.conf wins over ours (10) at the next boot: remove it there, or give "

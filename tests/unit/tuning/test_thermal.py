@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ansible_collections.gb10.fleet.plugins.filter import thermal as thermal_filter
 from ansible_collections.gb10.fleet.plugins.module_utils import _thermal
 from ansible_collections.gb10.fleet.plugins.modules import thermal_info
 
@@ -149,6 +150,54 @@ def test_row_of_the_table() -> None:
     assert row["fast_MHz"] == 3900 and row["slow_MHz"] == 2800
     assert (row["governor"], row["GPU_W"], row["SoC_°C"], row["tok/s"]) == ("performance", 33.0, 93.7, 55.6)
     assert _thermal.row("vm", "before", {})["fast_MHz"] is None
+
+
+def host(rank: int, **samples: Any) -> dict[str, Any]:
+    names = {f"thermal_{when}": sample for when, sample in samples.items()}
+    return {"inventory_hostname": f"spark-0{rank + 1}", "topology_rank": rank, "topology_cluster": "alpha", **names}
+
+
+def test_table_before_and_after() -> None:
+    """The seed's figures; the head's decode speed is shown once for its cluster, and a skipped sample is no sample."""
+    cool = {"soc_celsius": 80.3, "gpu_celsius": 70.0, "power_w": 48.4, "sm_mhz": 2184.0}
+    before = {**seed_node(window={"power_w": 78.0, "gpu_celsius": 86.0}), "decode_tokens_per_s": 55.6}
+    after = {**seed_node(window=cool), "decode_tokens_per_s": 55.6}
+    text = thermal_filter.thermal_table(
+        [host(0, before=before, after=after), host(1, before=before, after={"changed": False, "skipped": True})]
+    )
+    lines = [line.split() for line in text.splitlines()[1:]]
+    assert [line[:3] for line in lines] == [
+        ["spark-01", "before", "performance"],
+        ["spark-01", "after", "performance"],
+        ["spark-02", "now", "performance"],
+    ]
+    assert lines[0][5:] == ["2418.0", "96.0", "78.0", "86.0", "93.7", "55.6"]
+    assert lines[1][5:] == ["2184.0", "96.0", "48.4", "70.0", "80.3", "55.6"]
+    assert lines[2][-1] == "-"
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_samples_for_a_file() -> None:
+    (entry,) = thermal_filter.thermal_samples([host(0, before={**seed_node(), "ansible_facts": {}})])
+    assert (entry["node"], entry["cluster"], entry["after"]) == ("spark-01", "alpha", None)
+    assert entry["before"]["window"]["soc_celsius"] == 93.7
+    assert "ansible_facts" not in entry["before"]
+
+
+def test_findings_as_text() -> None:
+    sample = {**seed_node(), "requests_running": 1.0}
+    sample["findings"] = _thermal.findings(sample)
+    text = thermal_filter.thermal_findings([host(0, before=sample), host(1)])
+    lines = text.splitlines()
+    assert (
+        lines[0] == "spark-01: SoC 93.7 °C, GPU 65.0 °C, 33.0 W, SM 2418.0 MHz, 96.0 % busy; engine serves; over 5.0 s"
+    )
+    assert lines[1:4] == [
+        "  Governor pins 20 of 20 cores at their maximum, always",
+        "    evidence: performance governor; 18 idle cores at 2800-3900 MHz doing nothing",
+        "    lever:    thermal_governor: auto",
+    ]
+    assert "spark-02" not in text and max(map(len, lines)) <= 100
 
 
 @pytest.fixture
