@@ -58,7 +58,7 @@ OPTIONS: dict[str, tuple[Any, str]] = {
     "ready_marker": ("", "stop when this file appears"),
     "deadline_s": (2700.0, "stop with exit status 3 after this time (0: never)"),
     "trail": (False, "evict behind the reader, before the floor is near"),
-    "trail_from_mib": (0, "once MemFree is under this (0: three times the floor)"),
+    "trail_from_mib": (0, "once MemFree is under this (0: always, unless the checkpoint fits into free memory twice)"),
     "hard_floor_mib": (0, "stop the container when MemAvailable stays under this (0: never)"),
     "hard_floor_s": (3.0, "for that long"),
     "container": ("", "the container to stop at the hard floor"),
@@ -235,10 +235,8 @@ class Trail:
     the trailing for good; the floor still stands. A shard is asked what the kernel knows of it: ``held``, ``cached_kib``.
     """
 
-    STEP_KIB = int(os.environ.get("STEP", "128")) * 1024
-    AHEAD_KIB = (
-        int(os.environ.get("AHEAD", "64")) * 1024
-    )  # the reader may be this far behind the last page that readahead brought
+    STEP_KIB = 32 * 1024
+    AHEAD_KIB = 16 * 1024  # the reader may be this far behind the last page that readahead brought
     ENOUGH_KIB = 64 * 1024  # less than this is a header, or noise
 
     def __init__(self) -> None:
@@ -753,18 +751,20 @@ class Worker(threading.Thread):
 
 
 class Guard:
-    TRAIL_EVERY_S = float(os.environ.get("EVERY", "0.04"))
+    TRAIL_EVERY_S = 0.02
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self.ladder = Ladder(options)
         self.hard_floor = HardFloor(options.hard_floor_mib * 1024, options.hard_floor_s)
         self.trail = Trail() if options.trail else None
-        self.comfortable = options.trail_from_mib * 1024 or self.ladder.floor * 3
+        self.trail_from = options.trail_from_mib * 1024 or sys.maxsize
         self.opens = Opens()
         self.watched: set[Shard] = set()
         self.unseen: list[Shard] = []
         self.memory = Memory()
+        self.free_at_start = self.memory.read()[0]
+        self.fits = True
         self.checkpoint = Checkpoint(options.files, options.smallest_mib * 1024)
         self.voice = Voice()
         self.worker = Worker()
@@ -800,21 +800,20 @@ class Guard:
 
     def run(self) -> tuple[str, int]:
         allowed = self.prepare()
-        receipt, options = self.receipt, self.options
-        receipt.snapshot(abilities=allowed, checkpoint=self.checkpoint_facts())
-        for missing in shortcomings(allowed):
-            say(missing, 4)
+        missing = shortcomings(allowed)
+        receipt = self.receipt
+        receipt.snapshot(abilities=allowed, shortcomings=missing, checkpoint=self.checkpoint_facts())
+        for line in missing:
+            say(line, 4)
         for cut in receipt.data["interruptions"][-1:]:
-            say(
-                f"a guard of this run (pid {cut['pid']}) ended without a word; nobody watched for {cut['unseen_s']:.0f} s at most",
-                4,
-            )
+            unseen = f"nobody watched for up to {cut['unseen_s']:.0f} s"
+            say(f"a guard of this run (pid {cut['pid']}) ended without a word; {unseen}", 4)
+        receipt.write(receipt.snapshot())
         notify(f"READY=1\nSTATUS=floor {gib(self.ladder.floor)}, {len(self.checkpoint.shards)} files")
         say(
             f"floor {gib(self.ladder.floor)}, {len(self.checkpoint.shards)} checkpoint files of {gib(self.checkpoint.size_kib)}, "
-            f"{'trailing, ' if self.trail else ''}deadline {options.deadline_s:.0f} s"
+            f"{'trailing, ' if self.trails() else ''}deadline {self.options.deadline_s:.0f} s"
         )
-        self.save("receipt")
         return self.loop()
 
     def scan(self) -> None:
@@ -826,7 +825,12 @@ class Guard:
                     self.opens.watch(shard.fd, shard)
                 self.watched.update(new)
                 self.unseen += new
+            # As pages and as weights: then nothing has to go, and the pages may serve the next start.
+            self.fits = self.checkpoint.size_kib * 2 + self.ladder.floor < self.free_at_start
             self.receipt.data["checkpoint"] = self.checkpoint_facts()
+
+    def trails(self) -> bool:
+        return self.trail is not None and not self.trail.ended and not self.fits
 
     def checkpoint_facts(self) -> dict[str, Any]:
         found = self.checkpoint
@@ -855,7 +859,7 @@ class Guard:
             at = now - began
             if ladder.wants_eviction(now, free):
                 free = self.evict(free)
-            elif self.trail and not self.trail.ended and at >= due["trail"]:
+            elif at >= due["trail"] and self.trails():
                 due["trail"] = at + self.TRAIL_EVERY_S
                 free = self.follow(free)
             if at >= due["big"]:
@@ -879,7 +883,7 @@ class Guard:
         """Sleep, unless a signal comes, or an open or a close while trailing."""
         sleep_s = self.ladder.sleep_s(free)
         wakes = [self._wake]
-        if self.trail and not self.trail.ended:
+        if self.trail and self.trails():
             wakes.append(self.opens.fd)
             if self.trail.reading:
                 sleep_s = min(sleep_s, self.TRAIL_EVERY_S)
@@ -932,7 +936,7 @@ class Guard:
         return after
 
     def follow(self, free: int) -> int:
-        """Evict what was read and closed, and what lies behind the reader, while free memory is short of comfortable."""
+        """Evict what was read and closed, and what lies behind the reader."""
         assert self.trail is not None
         trail, now = self.trail, time.monotonic()
         for shard, opened in self.opens.take():
@@ -944,7 +948,7 @@ class Guard:
         self.unseen = []
         let_go = parts = 0
         before = free
-        while free < self.comfortable and (part := trail.next_part()):
+        while free < self.trail_from and (part := trail.next_part()):
             shard, offset, length = part
             let_go += shard.cached_kib(offset, length) or 0
             shard.evict(offset, length)
