@@ -23,7 +23,9 @@ from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleE
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
+from ansible_collections.gb10.fleet.plugins.module_utils import _findings
 from ansible_collections.gb10.fleet.plugins.module_utils._engine_log import ORDER, STAGES, later
+from ansible_collections.gb10.fleet.plugins.module_utils._rank_findings import merged, of_cluster, of_rank, proposal
 from ansible_collections.gb10.fleet.plugins.module_utils._rank_state import (
     BUDGET_OF,
     BUDGETS,
@@ -64,6 +66,7 @@ ARGUMENTS: dict[str, Any] = {
     "prompt": {"type": "str", "default": "Say: ready"},
     "max_tokens": {"type": "int", "default": 16},
     "gpu": {"type": "bool", "default": False},
+    "transport": {"type": "str", "choices": ["roce", "socket"], "default": "roce"},
     "log_lines": {"type": "int", "default": 20},
     "output": {"type": "str", "choices": ["plain", "json", "quiet"], "default": "plain"},
     "docker_socket": {"type": "str", "default": "/var/run/docker.sock"},
@@ -99,7 +102,7 @@ class Board:
             return None
 
     def _temporary(self, name: str, content: Mapping[str, Any]) -> Path:
-        temporary = self.folder / f".{name}.{os.getpid()}"
+        temporary = self.folder / f".{name}.{os.urandom(8).hex()}"
         temporary.write_text(json.dumps(content), encoding="utf-8")
         return temporary
 
@@ -384,14 +387,26 @@ class ActionModule(ActionBase):
     def _ready(self, ready: dict[str, Any], reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
         took = ready["at"] - self.started
         probe = ready["probe"]
+        result = {"changed": False, "seconds": round(took, 1), "probe": probe, "gpu": ready["gpu"], "rank": self._own()}
         if self.rank == 0:
+            ordered = [reports[m] for m in self.members]
             speed = f", {probe['tokens_per_s']:.1f} tokens/s" if probe.get("tokens_per_s") else ""
             text = (
                 f"{self.cluster}  {duration(took)}  ready: {self.args['model']} answers, {len(self.members)} of "
                 f"{len(self.members)} ranks alive, first token after {probe['ttft_s']:.2f} s{speed}"
             )
             self._say(text, {"cluster": self.cluster, "elapsed_s": round(took, 1), "ready": True, "probe": probe})
-        return {"changed": False, "seconds": round(took, 1), "probe": probe, "gpu": ready["gpu"], "rank": self._own()}
+            result.update(findings=self._findings(ordered), kv_cache=proposal(ordered))
+        return result
+
+    def _findings(self, ordered: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """What is worth a look although it serves; printed once, by the head."""
+        start_s = self.settings["budgets"]["load_s"] if len(ordered) > 1 else 0
+        each = [f for r in ordered for f in of_rank(r, len(ordered), self.args["transport"], start_s)]
+        found = merged(each) + of_cluster(ordered)
+        if found and self.args["output"] == "plain":
+            display.display("\n".join(_findings.lines(found)))
+        return [f.as_dict() for f in found]
 
     def _own(self) -> dict[str, Any]:
         return {name: value for name, value in self.report.items() if name != "cursor"}

@@ -25,7 +25,7 @@ STAGES: dict[str, str] = {
     "load": "loading weights",
     "loaded": "weights loaded",
     "compile": "compiling",
-    "kv_cache": "making the KV cache",
+    "kv_cache": "at the KV cache",
     "capture": "capturing graphs",
     "warm": "engine warm",
     "server": "starting the server",

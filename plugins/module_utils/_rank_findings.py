@@ -217,6 +217,21 @@ def _kv_pin(reports: Sequence[Mapping[str, Any]]) -> list[Finding]:
     return []
 
 
+def merged(found: Sequence[Finding]) -> list[Finding]:
+    """The same finding of several nodes as one, with all of their names in front."""
+    groups: dict[tuple[str, str, str], list[Finding]] = {}
+    for one in found:
+        groups.setdefault((one.severity, one.code, one.text.removeprefix(f"{one.node}: ")), []).append(one)
+    out = []
+    for (severity, code, words), same in groups.items():
+        if len(same) == 1:
+            out.append(same[0])
+        else:
+            nodes = ", ".join(one.node for one in same)
+            out.append(Finding(severity, code, nodes, f"{nodes}: {words}"))
+    return out
+
+
 def proposal(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """The engine's own proposal for --kv-cache-memory: ``{bytes, ranks}``, the least over all ranks; None unless each made one."""
     made = {r["host"]: int(n) for r in reports if (n := (r.get("facts") or {}).get("kv_cache_memory"))}

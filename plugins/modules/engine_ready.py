@@ -11,13 +11,13 @@ short_description: Wait until all ranks of a cluster serve, and say why if they 
 version_added: "0.1.0"
 description:
   - Watches every rank of a cluster at the same time and prints one line per change while it waits.
-  - Ready means that every rank runs with unchanged container and restart count, that the served model is listed, and that one
-    streamed completion really came. C(/health) is not asked, since it stays 200 with a dead worker.
+  - Ready means that every rank runs with unchanged container and restart count, that the served model is listed, and that
+    one streamed completion really came. C(/health) is not asked, since it stays 200 with a dead worker.
   - Ends as soon as any rank gives reason to - it ended, was restarted or frozen, its node gives no answer, its log holds a
     line that the failure catalogue knows, or it stands still. The error names node, rank, cause and what to do; it is the
     first error by time over all ranks, since the loudest one often names the wrong node.
-  - Budgets count per stage. A long stage with progress is no failure before its budget; one where log, CPU and GPU are still
-    is.
+  - Budgets count per stage. A long stage with progress is no failure before its budget; one where log, CPU and GPU are
+    still is.
   - This is an action plugin that calls M(gb10.fleet.rank_info) on every node. It needs the facts of M(gb10.fleet.topology),
     the linear strategy, and as many forks as hosts in the play.
 author:
@@ -53,8 +53,8 @@ options:
     type: str
   budgets:
     description:
-      - Seconds per stage, merged over the defaults. C(start_s) (300) until a rank waits for the others, C(rendezvous_s) (180)
-        until all ranks joined, C(load_s) (3600) for the weights, C(compile_s) (3600) from the weights to the server,
+      - Seconds per stage, merged over the defaults. C(start_s) (300) until a rank waits for the others, C(rendezvous_s)
+        (180) until all ranks joined, C(load_s) (3600) for the weights, C(compile_s) (3600) from the weights to the server,
         C(first_token_s) (300) from the server to the first completion, C(still_s) (300) without any sign of life,
         C(unreachable_s) (30) without an answer of a node.
     type: dict
@@ -71,6 +71,11 @@ options:
     description: Look at the GPU as well, while the completion comes and when a rank is still.
     type: bool
     default: false
+  transport:
+    description: Whether ranks should talk RDMA; a fall-back to sockets is a finding then.
+    type: str
+    choices: [roce, socket]
+    default: roce
   log_lines:
     description: How many last lines of each rank to keep for the diagnosis.
     type: int
@@ -114,6 +119,15 @@ gpu:
 rank:
   description: What was last seen of this host's own rank, as in M(gb10.fleet.rank_info).
   returned: success
+  type: dict
+findings:
+  description: What is worth a look although it serves - severity, code, node, text.
+  returned: success, on the head
+  type: list
+  elements: dict
+kv_cache:
+  description: The engine's own proposal for C(--kv-cache-memory) - C(bytes), the least over all ranks, and C(ranks) - or null.
+  returned: success, on the head
   type: dict
 diagnosis:
   description: The verdict. All of it on the rank where it began; cluster, node, rank and id on the others.

@@ -144,3 +144,14 @@ def test_flags_in_any_spelling() -> None:
     assert (
         findings.argument_difference(["/m", "--enforce-eager"], ["/m"]) == "--enforce-eager set here, is missing there"
     )
+
+
+def test_the_same_finding_of_two_nodes_is_said_once() -> None:
+    both = [
+        f
+        for r in (report(0, settings={"init": False}), report(1, settings={"init": False}))
+        for f in findings.of_rank(r, 2)
+    ]
+    said = findings.merged(both)
+    assert [(f.node, f.code) for f in said] == [("spark-01, spark-02", "launch-no-init")]
+    assert said[0].text.startswith("spark-01, spark-02: the container has no init")

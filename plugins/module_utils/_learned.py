@@ -1,0 +1,69 @@
+# Copyright (c) The gb10.fleet maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a start taught about a cluster, kept on the controller: the engine's own proposal for its KV cache.
+
+A figure holds for one cluster, image and recipe only ("never copy another's", seed "Running GLM-5.3-Flash on two DGX Sparks"): its
+key is a hash over all three. No host is touched, so that a render finds it with the network down.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+# Settings that the figure is meant to replace, or that say nothing about memory.
+_ASIDE = ("kv-cache-memory", "kv-cache-memory-bytes")
+FLAG = "kv-cache-memory"
+
+
+def key(cluster: str, recipe: Mapping[str, Any]) -> str:
+    """Hash of cluster, image and recipe (without the KV cache setting itself)."""
+    args = {k: v for k, v in (recipe.get("args") or {}).items() if str(k).replace("_", "-") not in _ASIDE}
+    names = ("nodes", "engine", "image", "checkpoint", "drafter", "parallel", "env", "mods")
+    content = {"cluster": cluster, "args": args, **{name: recipe.get(name) for name in names}}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def path_of(directory: str | Path, cluster: str) -> Path:
+    """The file of a cluster."""
+    return Path(directory).expanduser() / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', cluster)}.json"
+
+
+def load(directory: str | Path, cluster: str) -> dict[str, Any]:
+    """Everything that is kept about a cluster, by key; empty without a file or with a damaged one."""
+    try:
+        content = json.loads(path_of(directory, cluster).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def kv_cache_memory(directory: str | Path, cluster: str, recipe: Mapping[str, Any]) -> int | None:
+    """Bytes that a start of just this cluster, image and recipe proposed, or None."""
+    entry = load(directory, cluster).get(key(cluster, recipe)) or {}
+    found = entry.get("kv_cache_memory")
+    return int(found) if found else None
+
+
+def store(directory: str | Path, cluster: str, recipe: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
+    """Keep ``entry`` (with ``kv_cache_memory``). True when it differs from what was kept. Raises OSError."""
+    path = path_of(directory, cluster)
+    content = load(directory, cluster)
+    had = content.get(key(cluster, recipe)) or {}
+    if had.get("kv_cache_memory") == entry["kv_cache_memory"]:
+        return False
+    content[key(cluster, recipe)] = dict(entry)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w", encoding="utf-8") as file:
+        json.dump(content, file, indent=1, sort_keys=True)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
+    return True
