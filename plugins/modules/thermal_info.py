@@ -148,12 +148,12 @@ class ThermalReader:
         self.ticks_per_second = os.sysconf("SC_CLK_TCK")
 
     def run(self) -> dict[str, Any]:
-        page = self.metrics()
+        page, read_at = self.metrics(), time.monotonic()
         running = _thermal.metric(page, "vllm:num_requests_running")
         seconds = self.params["loaded_duration_s"] if running else self.params["duration_s"]
         if running and self.params["settle_s"] > 0:
             time.sleep(self.params["settle_s"])
-            page = self.metrics()
+            page, read_at = self.metrics(), time.monotonic()
         engines = self.engines()
         cpu, processes = self.tree.text("proc/stat") or "", self.cpu_times(engines)
         threads = {pid: self.thread_times(pid) for pid in engines}
@@ -166,7 +166,7 @@ class ThermalReader:
             "cores": _thermal.core_busy(cpu, self.tree.text("proc/stat") or ""),
             "window": _thermal.summary(samples, elapsed),
             "requests_running": running,
-            "decode_tokens_per_s": self.decode_speed(page, running, elapsed),
+            "decode_tokens_per_s": self.decode_speed(page, running, read_at),
             "processes": _thermal.busiest(processes, self.cpu_times(engines), elapsed),
         }
         for process in info["processes"]:
@@ -277,11 +277,13 @@ class ThermalReader:
         except (OSError, ValueError, HTTPException):
             return ""
 
-    def decode_speed(self, before: str, running: float | None, seconds: float) -> float | None:
+    def decode_speed(self, before: str, running: float | None, read_at: float) -> float | None:
+        """Tokens per second since ``before`` was read, by the clock at both readings."""
         if not running:
             return None
         name = "vllm:generation_tokens_total"
-        first, last = _thermal.metric(before, name), _thermal.metric(self.metrics(), name)
+        last, seconds = _thermal.metric(self.metrics(), name), time.monotonic() - read_at
+        first = _thermal.metric(before, name)
         return None if first is None or last is None or last < first else round((last - first) / seconds, 1)
 
 

@@ -284,7 +284,7 @@ def test_decode_speed_of_a_serving_engine(read: Run, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(
         thermal_info.ThermalReader, "sample_for", lambda self, s: [{}] if s == 30 else pytest.fail("idle")
     )
-    clock = iter((100.0, 101.0, 102.0, 103.0))
+    clock = iter((100.0, 100.1, 100.9, 101.0))  # page read, sampling from, sampling to, page read again
     monkeypatch.setattr(thermal_info.time, "monotonic", lambda: next(clock))
     info = read(loaded_duration_s=30)
     assert (info["requests_running"], info["decode_tokens_per_s"]) == (1.0, 56.0)
