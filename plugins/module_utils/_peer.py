@@ -20,6 +20,7 @@ import json
 import os
 import re
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -113,8 +114,13 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "gb10-peer/1"
     disable_nagle_algorithm = True
     wbufsize = -1
-    # A client that stops reading must not hold a thread for ever.
-    timeout = 120
+
+    def setup(self) -> None:
+        """A client that stops reading holds a thread for two minutes. (A Python timeout would make sendfile return early.)"""
+        super().setup()
+        limit = struct.pack("ll", 120, 0)
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: the job's progress says it all."""

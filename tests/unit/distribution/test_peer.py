@@ -274,3 +274,26 @@ def test_only_verified_files_are_served(hub: HubHandle, tmp_path: Path, path: st
     connection.request("GET", path, headers={"Authorization": f"Bearer {TOKEN}"})
     assert connection.getresponse().status == 404
     head.end()
+
+
+def test_file_larger_than_the_sockets_buffers_comes_in_one_piece(hub: HubHandle, tmp_path: Path) -> None:
+    """Without a single retry. (A timeout on the server's socket once made sendfile stop when the buffer was full.)"""
+    from .conftest import write_repo
+
+    write_repo(hub.root, "sandbox/one", shards=1, shard_size=64 << 20)
+    item = {
+        "repo": "sandbox/one",
+        "revision": None,
+        "layout": "flat",
+        "directory": "tiny",
+        "include": [],
+        "exclude": [],
+    }
+    items = [{**item, "licence": None, "non_commercial": False}]
+    port = free_port()
+    head = Rank(tmp_path / "1", hub.url, checkpoints=items, serve=serve(port, "spark-02"))
+    worker = Rank(tmp_path / "2", hub.url, checkpoints=items, peer=peer("spark-01", port, "spark-02"), retries=0)
+    head.start()
+    worker.finish()
+    head.end()
+    assert worker.error is None and worker.progress.moved > 64 << 20
