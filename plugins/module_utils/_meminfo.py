@@ -111,6 +111,9 @@ def holders(memory: Mapping[str, int], processes: Sequence[Mapping[str, Any]], c
     words = [f"{p['name'].rsplit('/', 1)[-1]} (pid {p['pid']}) holds {gib(p['kib'])}" for p in top(processes)]
     if checkpoint_kib >= 64 * 1024:
         words.append(f"{gib(checkpoint_kib)} of checkpoint pages stay, some process has them mapped")
+    small = memory.get("AnonPages", 0) + memory.get("Shmem", 0) - sum(process["kib"] for process in top(processes))
+    if min(small, memory.get("AnonPages", 0)) >= GIB_KIB:
+        words.append(f"{gib(min(small, memory['AnonPages']))} in smaller processes")
     driver = unaccounted(memory)
     if driver >= GIB_KIB:
         words.append(f"{gib(driver)} are in no process's account, as the GPU driver's are")

@@ -17,7 +17,6 @@ UNIT = "gb10-memory-guard@"
 PROGRAM = "memory_guard.py"
 INSTANCE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
 EXIT_DEADLINE, EXIT_HARD_FLOOR = 3, 4
-VLLM_DEFAULT_SHARE = 0.92  # vllm.config.cache.CacheConfig.gpu_memory_utilization, 0.9 in older ones: the larger one is safe
 
 _UNIT_TEXT = """\
 # Written by gb10.fleet.memory_guard; changes are lost.
@@ -199,11 +198,5 @@ def checkpoint_folders(recipe: Mapping[str, Any] | None, models_dir: str) -> lis
 
 
 def memory_share(recipe: Mapping[str, Any] | None) -> float:
-    """Share of all memory that a rank takes at once: what the recipe asks for, vLLM's own default with a GPU, nothing without."""
-    if not recipe:
-        return 0.0
-    asked = (recipe.get("args") or {}).get("gpu-memory-utilization")
-    if asked is not None:
-        return float(asked)
-    on_gpu = (recipe.get("container") or {}).get("gpus") and recipe.get("engine") == "vllm"
-    return VLLM_DEFAULT_SHARE if on_gpu else 0.0
+    """Share of all memory that a rank takes at once, where the recipe says one (as preflight's check of what is available)."""
+    return float(((recipe or {}).get("args") or {}).get("gpu-memory-utilization") or 0.0)
