@@ -10,6 +10,7 @@ import json
 import os
 import re
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,13 +85,11 @@ class Cluster:
         self, playbook: str, env: dict[str, str] | None = None, options: tuple[str, ...] = (), **variables: Any
     ) -> Said:
         """Run a playbook of the collection; the output is that of a person's terminal."""
-        import time
-
         argv = [self.program("ansible-playbook"), playbook, "-i", str(INVENTORY), "-e", json.dumps(variables), *options]
         started = time.monotonic()
-        done = subprocess.run(
-            argv, check=False, capture_output=True, text=True, cwd=ROOT, env={**os.environ, **(env or {})}, timeout=300
-        )
+        inherited = {name: value for name, value in os.environ.items() if name != "ANSIBLE_FORCE_COLOR"}
+        environment = {**inherited, "ANSIBLE_NOCOLOR": "1", **(env or {})}
+        done = subprocess.run(argv, check=False, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300)
         raw = done.stdout + done.stderr
         return Said(done.returncode, re.sub(r"\s+", " ", raw), raw, time.monotonic() - started)
 

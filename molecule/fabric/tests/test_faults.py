@@ -96,13 +96,6 @@ FAULTS = {
         "error: {worker}: no CX7 functions on PCI and no RDMA device: the QSFP cable is unplugged or the port was "
         "hot-unplugged to save power; the driver is not missing.",
     ),
-    "net-no-rdma": (
-        "worker",
-        f"rm -r {IB}/*",
-        "gb10-sandbox-reset",
-        2,
-        "error: {worker}: 4 CX7 functions on PCI",
-    ),
     "net-unreachable": (
         "worker",
         f"iptables -A INPUT -i {RAIL1} -j DROP; iptables -A OUTPUT -o {RAIL1} -j DROP",
