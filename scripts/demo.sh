@@ -6,7 +6,7 @@ started=$SECONDS
 ansible-playbook playbooks/sandbox.yml --tags up
 ansible-playbook playbooks/serve.yml -i inventories/sandbox
 echo
-ansible-playbook playbooks/ask.yml -i inventories/sandbox
+ansible-playbook playbooks/status.yml -i inventories/sandbox | sed -n '/^alpha/,/^$/p' | grep -v '^ok:'
 cat <<TEXT
 
 The demo took $((SECONDS - started)) s. What to type next (first: source .venv/bin/activate):

@@ -13,6 +13,7 @@ import yaml
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 
+from ansible_collections.gb10.fleet.plugins.module_utils import _learned
 from ansible_collections.gb10.fleet.plugins.module_utils._plain import plain
 from ansible_collections.gb10.fleet.plugins.module_utils._rank_spec import (
     RankSpecError,
@@ -39,7 +40,14 @@ from ansible_collections.gb10.fleet.plugins.plugin_utils._facts import host_fact
 
 COLLECTION_RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 # Variables that decide how ranks start must be the same on every rank of a cluster.
-SHARED_VARIABLES = ("recipe", "recipe_overrides", "recipe_site_overrides", "models_dir", "image_registry")
+SHARED_VARIABLES = (
+    "recipe",
+    "recipe_overrides",
+    "recipe_site_overrides",
+    "models_dir",
+    "image_registry",
+    "kv_cache_memory",
+)
 
 
 def find_recipe(name: str, directories: list[str]) -> Path:
@@ -169,6 +177,12 @@ class ActionModule(ActionBase):
         except RecipeError as exc:
             raise RecipeError(f"cluster {cluster}, recipe {name}: {exc}") from exc
         recipe["image"]["reference"] = through_registry(recipe["image"]["reference"], first.get("image_registry"))
+        wanted = first.get("kv_cache_memory")
+        if wanted == "learned":
+            directory = str(first.get("readiness_learned_dir") or "~/.local/state/gb10-fleet/learned")
+            wanted = _learned.kv_cache_memory(directory, cluster, recipe)
+        if wanted is not None:
+            recipe["args"] = {**recipe["args"], _learned.FLAG: wanted}
         return recipe
 
     def _spec(

@@ -30,7 +30,8 @@ options:
 notes:
   - "Inventory variables read: C(cluster), C(rank), C(ansible_host), C(fabric_address), C(fabric_interface), C(fabric_hca),
     C(fabric_gid_index), C(fabric_cidr), C(recipe), C(recipe_dirs), C(recipe_overrides), C(recipe_site_overrides), C(models_dir),
-    C(image_registry)."
+    C(image_registry),
+    C(kv_cache_memory) (bytes, or V(learned): what this cluster's own last start proposed)."
   - "A recipe is looked up as a path when its name ends with C(.yml), then in C(recipe_dirs), in the folder C(recipes) beside the
     inventory, and in the collection."
 """
