@@ -91,11 +91,6 @@ def pcie_faults(kernel_log: str) -> list[str]:
     return [line.strip() for line in kernel_log.splitlines() if fatal.search(line)]
 
 
-def status_field(status: str, name: str) -> str | None:
-    match = re.search(rf"^{name}:\s*(.*)$", status, re.MULTILINE)
-    return match.group(1).strip() if match else None
-
-
 def top_users(
     processes: Iterable[Mapping[str, Any]], gpu: Iterable[Mapping[str, Any]], number: int = 3
 ) -> list[dict[str, Any]]:

@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ansible_collections.gb10.fleet.plugins.module_utils import _node
+from ansible_collections.gb10.fleet.plugins.module_utils import _meminfo, _node
 from ansible_collections.gb10.fleet.plugins.module_utils._findings import ERROR, NOTE, WARNING, Finding
 
 # The kernel's own reserve on a 121.7 GiB node is 45-256 MiB; above this somebody raised it.
@@ -161,15 +160,7 @@ def pool(info: Mapping[str, Any]) -> tuple[float, float, float]:
 def largest_utilization(info: Mapping[str, Any]) -> float:
     """Largest gpu-memory-utilization that vLLM's start-up check lets pass here: MemAvailable / total, rounded down."""
     total, available, _free = pool(info)
-    return math.floor(available / total * 100) / 100 if total else 0.0
-
-
-def holders(info: Mapping[str, Any], least_gib: float = 1.0) -> str:
-    """The processes that hold most memory, named."""
-    large = [h for h in info["holders"] if h["kib"] / _node.GIB_KIB >= least_gib]
-    return ", ".join(
-        f"{h['name'].rsplit('/', 1)[-1]} (pid {h['pid']}) holds {h['kib'] / _node.GIB_KIB:.1f} GiB" for h in large
-    )
+    return _meminfo.largest_utilization(round(total * _node.GIB_KIB), round(available * _node.GIB_KIB), 0.0)
 
 
 def check_memory(node: Node, info: Mapping[str, Any], wanted: Wanted) -> Found:
@@ -200,7 +191,7 @@ def check_memory(node: Node, info: Mapping[str, Any], wanted: Wanted) -> Found:
         return
     usable = free - (reserve if raised else 0)
     if available < need:
-        held = holders(info)
+        held = ", ".join(_meminfo.holders(memory, info["holders"]))
         lower = (
             f"Lower gpu-memory-utilization to {largest_utilization(info):.2f}, or free memory"
             if wanted.utilization

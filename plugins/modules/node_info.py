@@ -146,7 +146,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gb10.fleet.plugins.module_utils import _node, _nvidia_smi
+from ansible_collections.gb10.fleet.plugins.module_utils import _meminfo, _node, _nvidia_smi
 from ansible_collections.gb10.fleet.plugins.module_utils._command import environment, find, run
 from ansible_collections.gb10.fleet.plugins.module_utils._docker_api import DEFAULT_SOCKET, Docker, DockerError
 from ansible_collections.gb10.fleet.plugins.module_utils._rank_spec import LABEL_CLUSTER, LABEL_RANK
@@ -247,15 +247,9 @@ class NodeReader:
         found = []
         for name in self.tree.names("proc"):
             status = self.tree.text("proc", name, "status") if name.isdigit() else None
-            rss = _node.status_field(status or "", "VmRSS")
-            if status and rss:
-                found.append(
-                    {
-                        "pid": int(name),
-                        "name": _node.status_field(status, "Name") or "?",
-                        "rss_kib": int(rss.split()[0]),
-                    }
-                )
+            own = _meminfo.own_kib(status) if status else None
+            if own and own[1]:
+                found.append({"pid": int(name), "name": own[0], "rss_kib": own[1]})
         return found
 
     def container_of(self, pid: int) -> str | None:

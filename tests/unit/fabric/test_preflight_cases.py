@@ -80,10 +80,13 @@ def report(**changes: Any) -> dict[str, Any]:
         "orphans": [],
         "pcie_faults": [],
     }
-    return {
+    merged = {
         key: {**value, **changes[key]} if isinstance(value, dict) and key in changes else changes.get(key, value)
         for key, value in base.items()
     }
+    memory = merged["memory"]  # what is used belongs to processes, unless a test says otherwise
+    memory.setdefault("AnonPages", memory["MemTotal"] - memory["MemFree"] - memory["Cached"])
+    return merged
 
 
 def said(
