@@ -243,6 +243,7 @@ def fault(text: str, reference: str, platform: str) -> tuple[str, str, bool]:
 # --- what is known of images ---
 
 LABEL_INPUTS = "gb10.fleet.inputs"
+LABEL_IMAGE = "gb10.fleet.image"
 
 
 def describe(name: str, found: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -327,17 +328,19 @@ def platform_fault(distribution: Mapping[str, Any], reference: str, platform: st
     )
 
 
-def to_prune(
-    images: Iterable[Mapping[str, Any]], used: set[str], repository: str, current: str, keep: int
-) -> list[str]:
-    """Ids of old images of a repository beyond the ``keep`` newest: never the current one, never one that a container uses.
+def to_prune(images: Iterable[Mapping[str, Any]], used: set[str], name: str, current: str, keep: int) -> list[str]:
+    """Ids of old images of the same repository beyond the ``keep`` newest: never the current one, never one that a container uses.
+
+    An image that was built anew loses its name to its successor; it is known by the label that our builds give it.
 
     :param images: the engine's list (``/images/json``). :param used: image ids of all containers, running or not.
     """
+    repository = split_reference(name)[0]
     mine = []
     for image in images:
         names = [*(image.get("RepoTags") or []), *(image.get("RepoDigests") or [])]
-        if any(split_reference(name)[0] == repository for name in names):
+        built = (image.get("Labels") or {}).get(LABEL_IMAGE)
+        if any(split_reference(n)[0] == repository for n in [*names, *([built] if built else [])]):
             mine.append((int(image.get("Created") or 0), str(image["Id"])))
     old = [image_id for _created, image_id in sorted(mine, reverse=True) if image_id != current]
     return [image_id for image_id in old[max(0, keep - 1) :] if image_id not in used]

@@ -189,6 +189,8 @@ from ansible_collections.gb10.fleet.plugins.module_utils._checkpoint_job import 
 from ansible_collections.gb10.fleet.plugins.module_utils._fetch import Progress
 from ansible_collections.gb10.fleet.plugins.module_utils._hf_hub import waits
 from ansible_collections.gb10.fleet.plugins.module_utils._image import (
+    LABEL_IMAGE,
+    LABEL_INPUTS,
     Engine,
     EngineError,
     PullProgress,
@@ -506,7 +508,9 @@ class Manager:
             "--tag",
             f"{name}:{tag or 'latest'}",
             "--label",
-            f"gb10.fleet.inputs={build['inputs']}",
+            f"{LABEL_INPUTS}={build['inputs']}",
+            "--label",
+            f"{LABEL_IMAGE}={self.name}",
         ]
         for key, value in sorted(build["args"].items()):
             argv += ["--build-arg", f"{key}={value}"]
@@ -580,10 +584,9 @@ class Manager:
         if not self.params["keep"]:
             return []
         used = {str(c.get("ImageID")) for c in self.engine.get("/containers/json", {"all": "1"})}
-        repository = split_reference(self.name)[0]
         images = self.engine.get("/images/json")
         removed = []
-        for image_id in to_prune(images, used, repository, current, self.params["keep"]):
+        for image_id in to_prune(images, used, self.name, current, self.params["keep"]):
             with contextlib.suppress(EngineError):  # another image stands on it
                 self.engine.request("DELETE", f"/images/{image_id}", {"force": "1"}).close()
                 removed.append(image_id)
