@@ -69,7 +69,8 @@ class Cluster:
             text=True,
             cwd=ROOT,
         )
-        hosts = json.loads(listing.stdout)["_meta"]["hostvars"]
+        self.variables: dict[str, dict[str, Any]] = json.loads(listing.stdout)["_meta"]["hostvars"]
+        hosts = self.variables
         names = sorted(
             (name for name, v in hosts.items() if v.get("cluster") == "alpha"), key=lambda n: hosts[n]["rank"]
         )
@@ -82,16 +83,31 @@ class Cluster:
         return str(ROOT / ".venv/bin" / name)
 
     def play(
-        self, playbook: str, env: dict[str, str] | None = None, options: tuple[str, ...] = (), **variables: Any
+        self,
+        playbook: str,
+        env: dict[str, str] | None = None,
+        options: tuple[str, ...] = (),
+        inventory: Path = INVENTORY,
+        **variables: Any,
     ) -> Said:
         """Run a playbook of the collection; the output is that of a person's terminal."""
-        argv = [self.program("ansible-playbook"), playbook, "-i", str(INVENTORY), "-e", json.dumps(variables), *options]
+        argv = [self.program("ansible-playbook"), playbook, "-i", str(inventory), "-e", json.dumps(variables), *options]
         started = time.monotonic()
         inherited = {name: value for name, value in os.environ.items() if name != "ANSIBLE_FORCE_COLOR"}
         environment = {**inherited, "ANSIBLE_NOCOLOR": "1", **(env or {})}
         done = subprocess.run(argv, check=False, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300)
         raw = done.stdout + done.stderr
         return Said(done.returncode, re.sub(r"\s+", " ", raw), raw, time.monotonic() - started)
+
+    def apart(self, folder: Path) -> Path:
+        """An inventory of the same two nodes, each as a cluster of its own: the head is alpha, the worker beta."""
+        hosts = {
+            node.name: {**self.variables[node.name], "cluster": name, "rank": 0}
+            for node, name in ((self.head, "alpha"), (self.worker, "beta"))
+        }
+        (folder / "hosts.yml").write_text(json.dumps({"all": {"hosts": hosts}}))
+        (folder / "zz_constructed.yml").write_text((INVENTORY / "zz_constructed.yml").read_text())
+        return folder
 
     def fill(self, sentence: str) -> str:
         """A sentence with {head}, {worker}, {head.rail1} and so on filled in."""

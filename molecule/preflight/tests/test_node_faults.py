@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -162,6 +164,19 @@ def test_pre_docker_sock(cluster: Any) -> None:
             in said.text
         )
     assert cluster.play(CHECK, env=ANEW).rc == 0
+
+
+def test_one_cluster_does_not_stop_another(cluster: Any, tmp_path: Path) -> None:
+    """Two clusters of one node each, one with a wedged driver: the other passes, and the exit code says that one failed."""
+    alone = {"nodes": 1, "parallel": {"tensor": 1}}
+    with cluster.worker.fault("echo 60 > /run/fake-gpu/hang"):
+        said = cluster.play(
+            CHECK, inventory=cluster.apart(tmp_path), recipe_overrides=alone, preflight_nvidia_smi_timeout_s=2
+        )
+    assert said.rc == 2
+    assert "cluster beta: 1 error" in said.text
+    assert re.search(rf"{cluster.head.name} : ok=\d+ changed=0 unreachable=0 failed=0", said.text)
+    assert re.search(rf"{cluster.worker.name} : ok=\d+ changed=0 unreachable=0 failed=1", said.text)
 
 
 def test_all_findings_of_all_nodes_in_one_report(cluster: Any) -> None:
