@@ -224,7 +224,7 @@ def ufw_admits(ufw: Mapping[str, Any] | None, peer: str, interface: str | None =
         whole = rule["to"] == "Anywhere" or (interface is not None and rule["to"] == f"Anywhere on {interface}")
         if rule["action"] != "ALLOW" or not whole:
             continue
-        source = str(rule["source"]).split(" on ")[0]
+        source = str(rule["source"]).partition(" on ")[0]
         if source == "Anywhere" or _inside(peer, source):
             return True
     return False

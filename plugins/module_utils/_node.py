@@ -22,7 +22,7 @@ def meminfo(text: str) -> dict[str, int]:
     """/proc/meminfo in KiB by field."""
     values = {}
     for line in text.splitlines():
-        name, _, rest = line.partition(":")
+        name, rest = line.partition(":")[::2]
         words = rest.split()
         if words and words[0].isdigit():
             values[name.strip()] = int(words[0])
@@ -52,7 +52,7 @@ def listeners(table: str) -> list[dict[str, Any]]:
         words = line.split()
         if len(words) < 10 or words[3] != "0A":
             continue
-        address, _, port = words[1].rpartition(":")
+        address, port = words[1].rpartition(":")[::2]
         found.append({"port": int(port, 16), "uid": int(words[7]), "everywhere": not address.strip("0")})
     return found
 

@@ -10,10 +10,10 @@ short_description: Check that a running rank really uses RDMA
 version_added: "0.1.0"
 description:
   - Looks at the rank's container (C(/dev/infiniband), C(IPC_LOCK), the limit of locked memory inside it), at NCCL's lines in its
-    log (C(NET/IB : Using) with the planned devices, no C(NET/Socket)), and at the RDMA queue pairs that its processes hold.
+    log (C(NET/IB) on the planned devices, no C(NET/Socket)), and at the RDMA queue pairs that its processes hold.
   - Fails when the container cannot use RDMA or the rank talks over sockets. NCCL falls back without an error of its own.
   - NCCL prints its transport with C(NCCL_DEBUG=INFO) only. With C(WARN) the queue pairs are the proof; with neither, the result
-    O(ignore:proven) is false and nothing fails.
+    RV(proven) is false and nothing fails.
 author:
   - The gb10.fleet maintainers (@gb10-fleet)
 extends_documentation_fragment:
