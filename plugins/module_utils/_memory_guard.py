@@ -33,7 +33,9 @@ ExecStart={python} -I -S {program} --config {config_dir}/memory-guard-%i.json
 TimeoutStartSec=20
 TimeoutStopSec=20
 # One drop_caches has blocked for 4.2 s, a compaction for 1.4 s; they run beside the loop that feeds this.
-WatchdogSec=15
+WatchdogSec=10
+# A core dump would need the memory that is short.
+WatchdogSignal=SIGKILL
 # Killed or crashed: on again in a second, and its receipt says so. Deadline ({deadline}) and hard floor ({hard_floor}): it is over.
 Restart=on-failure
 RestartSec=1

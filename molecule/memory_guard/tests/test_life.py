@@ -76,8 +76,8 @@ def test_killed_it_comes_back_and_says_so(host: Any, configured: Any) -> None:
     configured()
     pid = show(host)["MainPID"]
     host.run_expect([0], f"kill -9 {pid}")
-    found = wait(host, "NRestarts", "1")
-    wait(host, "ActiveState", "active")
+    wait(host, "NRestarts", "1")
+    found = wait(host, "ActiveState", "active")
     assert found["MainPID"] != pid
     cuts = receipt(host)["interruptions"]
     assert [cut["pid"] for cut in cuts] == [int(pid)]
@@ -108,7 +108,8 @@ def test_hung_it_is_killed_by_the_watchdog_and_comes_back(host: Any, configured:
     configured()
     pid = show(host)["MainPID"]
     host.run_expect([0], f"kill -STOP {pid}")
-    found = wait(host, "NRestarts", "1", seconds=40)
+    wait(host, "NRestarts", "1", seconds=40)
+    found = wait(host, "ActiveState", "active")
     assert found["MainPID"] != pid
     assert receipt(host)["interruptions"]
 
