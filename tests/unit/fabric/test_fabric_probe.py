@@ -10,7 +10,14 @@ from ansible_collections.gb10.fleet.plugins.modules.fabric_probe import connect
 
 
 def target(port: int) -> dict[str, Any]:
-    return {"peer": "spark-02", "rail": 1, "interface": "lo", "source": "127.0.0.1", "address": "127.0.0.1", "port": port}
+    return {
+        "peer": "spark-02",
+        "rail": 1,
+        "interface": "lo",
+        "source": "127.0.0.1",
+        "address": "127.0.0.1",
+        "port": port,
+    }
 
 
 def test_the_listener_says_which_address_it_sees_and_ends() -> None:
