@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ansible_collections.gb10.fleet.plugins.module_utils._rank_report import answer_line
+from ansible_collections.gb10.fleet.plugins.module_utils._rank_report import smoke_text
 from ansible_collections.gb10.fleet.plugins.module_utils._warmup import warmup_plan
 
 
@@ -16,4 +16,4 @@ class FilterModule:
     """Filters of gb10.fleet around readiness."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
-        return {"warmup_plan": warmup_plan, "answer_line": answer_line}
+        return {"warmup_plan": warmup_plan, "smoke_text": smoke_text}

@@ -91,15 +91,25 @@ def _row(report: Mapping[str, Any], serving: bool) -> dict[str, Any]:
     }
 
 
-def answer_line(probe: Mapping[str, Any]) -> str:
-    """``"Hello there", 16 tokens, first token after 0.21 s, 14.2 tokens/s``"""
-    words = " ".join(str(probe.get("text") or "").split())
-    parts = [f'"{words[:60]}{"..." if len(words) > 60 else ""}"', f"{probe.get('completion_tokens') or 0} tokens"]
-    if probe.get("ttft_s") is not None:
-        parts.append(f"first token after {probe['ttft_s']:.2f} s")
-    if probe.get("tokens_per_s"):
-        parts.append(f"{probe['tokens_per_s']:.1f} tokens/s")
+def words(answer: Mapping[str, Any], width: int = 80) -> str:
+    """What was answered, in quotes, on one line of at most ``width`` columns."""
+    said = " ".join(str(answer.get("text") or "").split())
+    return f'"{said}"' if len(said) <= width - 2 else f'"{said[: width - 5]}..."'
+
+
+def figures(answer: Mapping[str, Any]) -> str:
+    """``16 tokens, first token after 0.21 s, 14.2 tokens/s``"""
+    parts = [f"{answer.get('completion_tokens') or 0} tokens"]
+    if answer.get("ttft_s") is not None:
+        parts.append(f"first token after {answer['ttft_s']:.2f} s")
+    if answer.get("tokens_per_s"):
+        parts.append(f"{answer['tokens_per_s']:.1f} tokens/s")
     return ", ".join(parts)
+
+
+def smoke_text(answer: Mapping[str, Any], cluster: str) -> str:
+    """The smoke request for a person: what it said, and its figures."""
+    return f"{cluster}  smoke: {words(answer)}\n{cluster}  smoke: {figures(answer)}"
 
 
 def gpu_line(head: Mapping[str, Any]) -> str | None:
@@ -138,7 +148,7 @@ def report(
         # Without the time of a wait that there was none of.
         lines.append(_rank_state.message(found).replace(", after 00:00:", ":", 1))
     elif serving:
-        lines += [f"serving: {answer_line(probe)}", *([busy] if (busy := gpu_line(head)) else [])]
+        lines += [f"serving: {words(probe, 40)}, {figures(probe)}", *([busy] if (busy := gpu_line(head)) else [])]
     else:
         lines.append("no trouble seen; not serving yet" if reports else "no rank in this run")
     lines += _findings.lines(findings)

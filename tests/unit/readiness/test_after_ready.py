@@ -53,9 +53,11 @@ def test_smoke_request(ask: Any, engine: Any) -> None:
     engine.delay_s = 0.02
     result = ask(requests=[{"prompt": "Say hello.", "max_tokens": 64}])
     assert engine.bodies[0]["messages"][0]["content"] == "Say hello."
-    line = _rank_report.answer_line(result["answers"][0])
-    assert line.startswith('"Hello there you", 3 tokens, first token after 0.0')
-    assert line.endswith("tokens/s")
+    first, second = _rank_report.smoke_text({**result["answers"][0]}, "alpha").splitlines()
+    assert first == 'alpha  smoke: "Hello there you"'
+    assert second.startswith("alpha  smoke: 3 tokens, first token after 0.0")
+    assert second.endswith("tokens/s")
+    assert len(_rank_report.words({"text": "word " * 99})) == 80
 
 
 def test_shapes_are_sent_at_once(ask: Any, engine: Any) -> None:
