@@ -46,7 +46,7 @@ class ActionModule(ActionBase):
             _learned.store(args["learned_dir"], cluster, recipe, entry)
         offers = ", ".join(f"{host} {int(offer) / 2**30:.2f}" for host, offer in ranks.items())
         display.display(
-            f"{cluster}  the engine proposes {_learned.FLAG} {size} ({size / 2**30:.2f} GiB, the least of {offers})\n"
+            f"{cluster}  the engine proposes {_learned.FLAG} {size} ({size / 2**30:.2f} GiB; {offers})\n"
             f"{cluster}  to use it from the next start on, set in the inventory: kv_cache_memory: learned"
         )
         return {"changed": False, "kv_cache_memory": size, "new": changed}

@@ -51,9 +51,14 @@ def argument_difference(mine: Sequence[str], others: Sequence[str]) -> str | Non
     return None
 
 
+def command_words(report: Mapping[str, Any]) -> list[str]:
+    """Entrypoint and arguments of a rank: ``vllm`` + ``serve /m`` and ``vllm serve`` + ``/m`` start the same."""
+    return [*(report.get("entrypoint") or []), *(report.get("argv") or [])]
+
+
 def entrypoint_ignores_headless(report: Mapping[str, Any]) -> str | None:
     """The words of an entrypoint that starts a whole server on a worker (case launch-apiserver-entrypoint), else None."""
-    words = [*(report.get("entrypoint") or []), *(report.get("argv") or [])]
+    words = command_words(report)
     return " ".join(words[:4]) if any("api_server" in word for word in words[:4]) and report["rank"] > 0 else None
 
 
@@ -152,7 +157,7 @@ def _arguments(reports: Sequence[Mapping[str, Any]]) -> list[Finding]:
     out = []
     there = [r for r in reports if r.get("argv")]
     for report in there[1:]:
-        if difference := argument_difference(report["argv"], there[0]["argv"]):
+        if difference := argument_difference(command_words(report), command_words(there[0])):
             said = _failures.explain("launch-args-mismatch", {"other": there[0]["host"], "difference": difference})
             text = f"{report['host']}: {said['cause']}. {said['fix'][:1].upper()}{said['fix'][1:]}."
             out.append(Finding(ERROR, "launch-args-mismatch", report["host"], text))

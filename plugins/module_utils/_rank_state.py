@@ -20,6 +20,7 @@ from ansible_collections.gb10.fleet.plugins.module_utils import _failures
 from ansible_collections.gb10.fleet.plugins.module_utils._engine_log import ORDER, STAGES, telling
 from ansible_collections.gb10.fleet.plugins.module_utils._rank_findings import (
     argument_difference,
+    command_words,
     entrypoint_ignores_headless,
 )
 
@@ -248,9 +249,8 @@ def mismatch(reports: Sequence[Mapping[str, Any]]) -> Trouble | None:
             return Trouble(
                 report["host"], "launch-apiserver-entrypoint", float(report["at"]), 0, "", {"entrypoint": words}
             )
-        difference = (
-            argument_difference(report["argv"], head["argv"]) if report.get("argv") and head.get("argv") else None
-        )
+        known = report.get("argv") and head.get("argv")
+        difference = argument_difference(command_words(report), command_words(head)) if known else None
         if difference:
             groups = {"other": head["host"], "difference": difference}
             return Trouble(report["host"], "launch-args-mismatch", float(report["at"]), 0, "", groups)

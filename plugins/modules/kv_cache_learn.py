@@ -12,7 +12,7 @@ version_added: "0.1.0"
 description:
   - After its first start an engine says what C(--kv-cache-memory) would fit. This keeps the least of all ranks on the
     controller, under a key of cluster, image and recipe, and shows it. The next start uses it only when the inventory says
-    C(kv_cache_memory: learned).
+    C(kv_cache_memory=learned).
   - A pinned KV cache leaves nothing in reserve for activations; prove it with a long prompt before relying on it.
   - This is an action plugin. It needs the facts of M(gb10.fleet.topology) and contacts no host.
 author:

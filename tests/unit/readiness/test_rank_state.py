@@ -179,6 +179,9 @@ def test_launch_args_mismatch() -> None:
     assert found and (found.host, found.id) == (WORKER, "launch-args-mismatch")
     assert found.groups["difference"] == "--max-num-seqs 4 here, 6 there"
     assert state.mismatch([head, report(WORKER, argv=[*common, "6", "--node-rank", "1", "--headless"])]) is None
+    # Where the entrypoint ends and the arguments begin is no difference.
+    split = report(WORKER, entrypoint=["serve"], argv=["/m", "--max-num-seqs", "6", "--node-rank", "1", "--headless"])
+    assert state.mismatch([head, split]) is None
 
 
 def test_launch_apiserver_entrypoint() -> None:
