@@ -47,7 +47,10 @@ class ActionModule(ActionBase):
         self._status(folder, jid, "cleanup", task_vars)
         for name in ("started", "finished", "ansible_job_id", "results_file", "_ansible_parsed", "stdout", "stderr"):
             result.pop(name, None)
-        if result.get("failed") and "module_stdout" in result:
+        if result.get("failed") and ("module_stdout" in result or "async_wrapper" in str(result.get("msg"))):
+            # The wrapper's own words for a module that was killed are a traceback.
+            for name in ("cmd", "data", "stderr_lines", "stdout_lines", "exception"):
+                result.pop(name, None)
             result["msg"] = "The job was ended from outside. Run this again: what has arrived is kept."
         return result
 

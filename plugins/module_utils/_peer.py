@@ -241,7 +241,7 @@ class PeerClient:
             return None
         if answer.status != 200:
             raise CheckpointError(
-                f"{self.name} refuses to be copied from ({answer.status}): something "
+                f"{self.name} refuses to be copied from ({answer.status}): another run fetches there, or something "
                 f"else listens on {self.address} port {self.port}."
             )
         self.seen_at = time.monotonic()

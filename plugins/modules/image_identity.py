@@ -32,7 +32,7 @@ options:
     type: path
     default: /var/run/docker.sock
   lock_file:
-    description: The lock that staging and serving share; RV(image.holder) reports who has it when the image is absent.
+    description: The lock that staging and serving share; C(image.holder) reports who has it when the image is absent.
     type: path
     default: /run/gb10-fleet/serving.lock
 seealso:
