@@ -69,29 +69,47 @@ def load_by_mmap(path: str, view: memoryview) -> tuple[int, mmap.mmap]:
     return len(mapped), mapped
 
 
-def loader(args: argparse.Namespace) -> None:
-    """Read every shard once: by read(2), by mmap and close, by mmap kept to the end, or evicting behind itself.
-
-    ``second-pass`` reads every shard twice in a row (as a loader does that comes back for a drafter's tensors).
-    """
-    first_to_die()
+def load(mode: str, files: list[str], kept: list[mmap.mmap]) -> int:
     view = memoryview(bytearray(BLOCK))
-    kept: list[mmap.mmap] = []
     total = 0
-    begun = time.monotonic()
-    for path in args.files:
-        if args.mode in ("read", "self-evict", "second-pass"):
-            total += load_by_read(path, view, args.mode == "self-evict")
-            if args.mode == "second-pass":
+    for path in files:
+        if mode in ("read", "self-evict", "second-pass"):
+            total += load_by_read(path, view, mode == "self-evict")
+            if mode == "second-pass":
                 total += load_by_read(path, view, False)
         else:
             size, mapped = load_by_mmap(path, view)
             total += size
-            if args.mode == "mmap-keep":
+            if mode == "mmap-keep":
                 kept.append(mapped)
             else:
                 mapped.close()
-    result: dict[str, Any] = {"bytes": total, "seconds": time.monotonic() - begun, "cpu_s": time.process_time()}
+    return total
+
+
+def loader(args: argparse.Namespace) -> None:
+    """Read every shard once: by read(2), by mmap and close, by mmap kept to the end, or evicting behind itself.
+
+    ``second-pass`` reads every shard twice in a row, as a loader does that comes back for a drafter's tensors.
+    ``two-ranks`` are two processes that read the same shards, the second one begins half a second later.
+    """
+    first_to_die()
+    kept: list[mmap.mmap] = []
+    begun = time.monotonic()
+    total, other_cpu_s = 0, 0.0
+    if args.mode == "two-ranks":
+        child = os.fork()
+        time.sleep(0.5 if child == 0 else 0)
+        total = load("read", args.files, kept)
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        other_cpu_s = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+        total *= 2
+    else:
+        total = load(args.mode, args.files, kept)
+    seconds = time.monotonic() - begun
+    result: dict[str, Any] = {"bytes": total, "seconds": seconds, "cpu_s": time.process_time() + other_cpu_s}
     if kept:
         say("loaded")
         sys.stdin.readline()
@@ -237,7 +255,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("actor", choices=["loader", "ballast", "allocator", "bystander", "seed-guard"])
     parser.add_argument("--out", default="")
-    parser.add_argument("--mode", choices=["read", "mmap", "mmap-keep", "self-evict", "second-pass"])
+    parser.add_argument("--mode", choices=["read", "mmap", "mmap-keep", "self-evict", "second-pass", "two-ranks"])
     parser.add_argument("--done")
     for name in ("pool", "leave", "staging", "profile", "floor"):
         parser.add_argument(f"--{name}-mib", type=int, default=0)

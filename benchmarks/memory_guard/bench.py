@@ -33,17 +33,17 @@ MIB = 1 << 20
 RUN_LIMIT_S = 60.0
 GUARDS = {
     "none": "no guard",
-    "seed": "seed's design: every 1 s, drop 3 and compact",
+    "seed": "seed's design (1 s, drop 3 and compact)",
+    "ours-floor": "ours without trailing",
     "ours": "ours",
-    "ours-trail": "ours, trailing",
-    "ours-trail-early": "ours, trailing from the first GiB",
 }
 DEFAULT_PLAN = (
-    "read:none,seed,ours,ours-trail",
-    "mmap:none,seed,ours,ours-trail",
-    "mmap-keep:none,ours,ours-trail",
-    "second-pass:none,ours,ours-trail",
-    "self-evict:none",
+    "read:none,seed,ours-floor,ours",
+    "mmap:none,seed,ours-floor,ours",
+    "mmap-keep:none,ours",
+    "second-pass:none,ours-floor,ours",
+    "two-ranks:none,ours-floor,ours",
+    "self-evict:none",  # the limit to chase
 )
 
 
@@ -183,8 +183,7 @@ class Bench:
         else:
             words = ["--floor-mib", str(self.floor_mib), "--receipt", str(self.tmp / "receipt.json")]
             words += ["--order9-mib", str(self.floor_mib // 16), "--files", str(self.data / "*.safetensors")]
-            words += ["--trail"] if name.startswith("ours-trail") else []
-            words += ["--trail-from-mib", "100000"] if name == "ours-trail-early" else []
+            words += ["--trail"] if name == "ours" else []
             child = self.start([self.args.python, "-I", "-S", self.args.program, *words], "guard")
         assert child.stdout is not None
         child.stdout.readline()
@@ -326,7 +325,8 @@ class Bench:
     def idle_cost(self, seconds: float) -> dict[str, float]:
         """CPU of our guard on a node where nothing happens."""
         self.clean_start()
-        child = self.guard("ours-trail" if "ours-trail" in GUARDS else "ours")
+        child = self.guard("ours")
+        time.sleep(1)
         before = self.cpu_of(child)
         time.sleep(seconds)
         used = self.cpu_of(child) - before

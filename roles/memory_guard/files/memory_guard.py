@@ -166,6 +166,7 @@ class Ladder:
         self.enough = self.floor // 8
         self.rate = FallRate()
         self.evict_gate = BackOff(options.back_off_s, options.back_off_max_s)
+        self.blocks_gate = BackOff(options.drop_every_s, options.drop_every_max_s)
         self.drop_gate = BackOff(options.drop_every_s * 2, options.drop_every_max_s, options.drop_every_s)
         self.compact_gate = BackOff(options.compact_every_s * 2, options.compact_every_max_s, options.compact_every_s)
         self.ineffective = 0
@@ -194,6 +195,13 @@ class Ladder:
         self.drop_gate.passed(now, useful)
         if useful:
             self.evict_gate.reset()
+
+    def wants_blocks(self, now: float, big: int) -> bool:
+        """Large blocks are short: what eviction frees often brings them back, and costs less than compaction."""
+        return big < self.big and self.blocks_gate.open(now)
+
+    def blocks_evicted(self, now: float, before: int, after: int) -> None:
+        self.blocks_gate.passed(now, after >= self.big or after - before >= self.big // 8)
 
     def wants_compaction(self, now: float, big: int) -> bool:
         return big < self.big and self.compact_gate.open(now)
@@ -235,8 +243,8 @@ class Trail:
     the trailing for good; the floor still stands. A shard is asked what the kernel knows of it: ``held``, ``cached_kib``.
     """
 
-    STEP_KIB = 32 * 1024
-    AHEAD_KIB = 16 * 1024  # the reader may be this far behind the last page that readahead brought
+    STEP_KIB = 64 * 1024
+    AHEAD_KIB = 32 * 1024  # the reader may be this far behind the last page that readahead brought
     ENOUGH_KIB = 64 * 1024  # less than this is a header, or noise
 
     def __init__(self) -> None:
@@ -247,6 +255,7 @@ class Trail:
         self.read: list[Any] = []  # shards that were held and are no more, oldest first
         self.reading: dict[Any, int] = {}  # shard -> KiB that were let go at its head
         self.gone: set[Any] = set()  # shards that were let go
+        self.mapped: set[Any] = set()  # shards of which a step did not go
         self.moved_on = False
         self.several_readers = False
 
@@ -300,7 +309,7 @@ class Trail:
             self.gone.add(shard)
             return shard, 0, shard.size_kib
         for shard, behind in self.reading.items():
-            if self.several_readers or shard in self.gone:
+            if self.several_readers or shard in self.gone or shard in self.mapped:
                 continue
             if not shard.cached_kib(behind + self.STEP_KIB + self.AHEAD_KIB, 64):
                 continue  # the reader is not that far
@@ -313,7 +322,8 @@ class Trail:
     def went(self, shard: Any, offset: int, length: int) -> None:
         """After the eviction: what a process has mapped stays, and is not tried again before it is closed."""
         if shard in self.reading and (shard.cached_kib(offset, length) or 0) > length // 2:
-            self.reading[shard] = shard.size_kib
+            self.reading[shard] = 0
+            self.mapped.add(shard)
 
 
 # --- The kernel -----------------------------------------------------------------------------------------------------------
@@ -519,6 +529,10 @@ class Checkpoint:
     @property
     def size_kib(self) -> int:
         return sum(shard.size_kib for shard in self.shards.values())
+
+    def cached_kib(self) -> int:
+        """Page cache of all files; 0 without cachestat."""
+        return sum(shard.cached_kib() or 0 for shard in self.shards.values())
 
     def evict(self) -> tuple[int, int]:
         """Evict every file that holds page cache. Returns (files, KiB of page cache they held; 0 without cachestat)."""
@@ -751,7 +765,7 @@ class Worker(threading.Thread):
 
 
 class Guard:
-    TRAIL_EVERY_S = 0.02
+    TRAIL_EVERY_S = 0.04
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -864,7 +878,7 @@ class Guard:
                 free = self.follow(free)
             if at >= due["big"]:
                 due["big"] = at + 0.5
-                self.check_blocks(now)
+                free = self.check_blocks(now, free)
             if at >= due["scan"]:
                 due["scan"] = at + (5 if self.checkpoint.shards else 1)
                 self.scan()
@@ -966,14 +980,22 @@ class Guard:
             self.receipt.data["trail"] = {"ended": trail.ended, "read_again_kib": trail.read_again_kib}
         return free
 
-    def check_blocks(self, now: float) -> None:
+    def check_blocks(self, now: float, free: int) -> int:
+        """The second sensor: blocks of 2 MiB and more."""
         big = self.memory.big()
         if self.receipt.data["min_order9_kib"] is None or big < self.receipt.data["min_order9_kib"]:
             self.receipt.data["min_order9_kib"] = big
+        if self.ladder.wants_blocks(now, big):
+            before = big
+            if self.checkpoint.cached_kib() > self.ladder.enough:
+                free = self.evict(free)
+                big = self.memory.big()
+            self.ladder.blocks_evicted(now, before, big)
         if self.ladder.wants_compaction(now, big) and self.worker.begin(
             "compact_memory", lambda: write_to("/proc/sys/vm/compact_memory", "1")
         ):
             self.before_slow = big
+        return free
 
     def collect(self, now: float, free: int) -> None:
         """Take note of a slow action that has ended."""

@@ -183,6 +183,22 @@ def test_compacts_only_while_large_blocks_are_short_and_five_seconds_apart(ladde
     assert ladder.wants_compaction(5.0, 0)
 
 
+def test_short_blocks_ask_for_eviction_first(ladder: Any) -> None:
+    """Free memory is far from the floor, its large blocks are not."""
+    short = 511 * 1024
+    assert ladder.wants_blocks(0.0, short) and not ladder.wants_eviction(0.0, 60 * GIB)
+    waits, now = [], 0.0
+    for _ in range(6):  # nothing comes of it: compaction may try
+        assert ladder.wants_blocks(now, short) and ladder.wants_compaction(now, short)
+        ladder.blocks_evicted(now, short, short)
+        waits.append(ladder.blocks_gate.wait_s)
+        now += waits[-1]
+    assert waits == [1, 2, 4, 8, 16, 30]
+    ladder.blocks_evicted(now, short, short + 64 * 1024)
+    assert ladder.wants_blocks(now, short)
+    assert not ladder.wants_blocks(now, 512 * 1024)
+
+
 def test_useless_compactions_double_to_a_minute(ladder: Any) -> None:
     waits = []
     for _ in range(5):

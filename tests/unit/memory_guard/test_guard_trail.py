@@ -138,6 +138,12 @@ def test_what_is_mapped_is_tried_once(loader: Loader) -> None:
     two.read_to(2048)
     assert len(loader.evict_all()) == 1
     assert loader.evict_all() == []
+    loader.trail.look()
+    assert loader.trail.ended is None  # pages that never went are not read again
+    two.mapped = False
+    loader.close(two)
+    loader.open(FakeShard())
+    assert loader.evict_all() == [(two, 0, SIZE)]
 
 
 def test_a_shard_that_is_read_twice_in_a_row_ends_it_before_anything_is_lost(loader: Loader, trail: Any) -> None:
