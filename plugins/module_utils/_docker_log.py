@@ -4,7 +4,8 @@
 """Read what a container has logged since the last look, never the whole log again.
 
 Two ways. With the right to read Docker's own file (root) it is read from the byte where the last look ended. Without, the
-engine is asked for the lines since the last one; a tail bounds what it has to decode. Standard library only, nothing of Ansible.
+engine is asked for the lines since the last one; of a very long log only the beginning and the end.
+Standard library only, nothing of Ansible.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ _BLOCK = 4 << 20
 # The beginning of a log is always read line by line; behind it, more than a block at once is searched for what matters.
 _CAREFUL = 4 << 20
 _TAIL = 2000
+_LONG_TAIL = 20000
 
 
 def padded(text: str) -> str:
@@ -117,7 +119,8 @@ class DockerLog:
         """Feed whole lines; all of them, or in a flood those that matter (and keep the last ones)."""
         flood = much and self.cursor["bytes"] >= _CAREFUL
         self.cursor["bytes"] += len(raw)
-        lines = [raw[start:end] for start, end in LogReader.worth(raw)] if flood else raw.splitlines()
+        serving = self.reader.state["stage"] == "ready"
+        lines = [raw[start:end] for start, end in LogReader.worth(raw, serving)] if flood else raw.splitlines()
         for line in lines:
             if (decoded := decode(line)) and decoded[1] >= self._since:
                 self.reader.line(*decoded)
@@ -127,11 +130,15 @@ class DockerLog:
 
     # --- the engine -----------------------------------------------------------------------------------------------------
     def _read_engine(self) -> None:
+        """The engine decodes its whole file for every question without a tail (26 s for 200 MB): so never more than the
+        beginning, where the stages are, and the end, where the trouble is.
+        """
         since = self.cursor["since"]
         if not since:
-            self._ask_all(self.started_at)
-        elif not self._ask_tail(since):
-            self._ask_all(since)
+            if not self._ask_beginning():
+                self._ask_tail(self.cursor["since"], _LONG_TAIL, whole=False)
+        elif not self._ask_tail(since, _TAIL):
+            self._ask_tail(since, _LONG_TAIL, whole=False)
 
     def _messages(self, since: str, tail: int | None = None) -> Iterator[bytes]:
         query = {"stdout": "1", "stderr": "1", "timestamps": "1", "since": epoch(since)}
@@ -145,27 +152,27 @@ class DockerLog:
         stamp, _, text = line.decode("utf-8", "replace").partition(" ")
         return text.rstrip("\n"), padded(stamp)
 
-    def _ask_all(self, since: str) -> None:
-        """Feed every line from ``since`` on."""
+    def _ask_beginning(self) -> bool:
+        """Feed the beginning; True when that was all there is."""
         held: list[bytes] = []
         size = 0
-        known = padded(since) if self.cursor["since"] else ""
-        for message in self._messages(since):
-            stamp = stamp_of(message)
-            if stamp <= known:
-                continue
-            self.cursor["since"] = stamp
+        for message in self._messages(self.started_at):
             held.append(message if message.endswith(b"\n") else message + b"\n")
             size += len(message)
-            if size > _BLOCK:
-                self._lines(b"".join(held), True, self._from_engine)
-                held, size = [], 0
-        self._lines(b"".join(held), False, self._from_engine)
+            if size > _CAREFUL:
+                break
+        if held:
+            self.cursor["since"] = stamp_of(held[-1])
+            self._lines(b"".join(held), False, self._from_engine)
+        return size <= _CAREFUL
 
-    def _ask_tail(self, since: str) -> bool:
-        """Feed the lines after ``since`` when they are among the last ones; False (and nothing fed) when there are more."""
-        new = [m for m in self._messages(since, _TAIL) if stamp_of(m) > since]
-        if len(new) >= _TAIL:
+    def _ask_tail(self, since: str, tail: int, whole: bool = True) -> bool:
+        """Feed the lines after ``since`` that are among the last ``tail``.
+
+        :param whole: feed nothing and return False when there may be more of them than that.
+        """
+        new = [message for message in self._messages(since, tail) if stamp_of(message) > since]
+        if whole and len(new) >= tail:
             return False
         if new:
             self.cursor["since"] = stamp_of(new[-1])

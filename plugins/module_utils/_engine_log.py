@@ -90,9 +90,12 @@ _WORDS: tuple[str, ...] = (
 # In a flood (megabytes at once) only these are looked for: errors, and the stages. Raw bytes, as Docker's file holds them.
 _FLOOD_ERROR = re.compile(rb"E(?:RROR|rror|rrno|xception|ADDRINUSE|ngineDead)")
 _FLOOD_WORDS: tuple[bytes, ...] = (
-    b"NCCL WARN", b"Watchdog caught", b"recvValue failed", b"cannot rejoin", b"largest fitting", b"world_size=", b"is assigned as",
-    b"Starting to load", b"Loading safetensors", b"Loading weights took", b"KV cache size: ", b"Graph capturing finished",
-    b"Starting vLLM", b"Application startup", b"[shutdown]", b"non-default args",
+    b"NCCL WARN", b"Watchdog caught", b"recvValue failed", b"cannot rejoin", b"[shutdown]", b"non-default args",
+)  # fmt: skip
+# Only as long as the engine has not begun to serve.
+_FLOOD_STAGES: tuple[bytes, ...] = (
+    b"largest fitting", b"world_size=", b"is assigned as", b"Starting to load", b"Loading safetensors", b"Loading weights took",
+    b"KV cache size: ", b"Graph capturing finished", b"Starting vLLM", b"Application startup",
 )  # fmt: skip
 _FACTS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("kv_available_gib", re.compile(r"Available KV cache memory: (-?[\d.]+) GiB")),
@@ -171,10 +174,13 @@ class LogReader:
             self._rest = ""
 
     @staticmethod
-    def worth(raw: bytes) -> list[tuple[int, int]]:
-        """Start and end of the lines in ``raw`` that matter, for megabytes at once."""
+    def worth(raw: bytes, serving: bool = False) -> list[tuple[int, int]]:
+        """Start and end of the lines in ``raw`` that matter, for megabytes at once.
+
+        :param serving: the engine serves already; only a new start would bring stages again.
+        """
         hits = [found.start() for found in _FLOOD_ERROR.finditer(raw)]
-        for word in _FLOOD_WORDS:
+        for word in _FLOOD_WORDS if serving and b"non-default args" not in raw else _FLOOD_WORDS + _FLOOD_STAGES:
             position = raw.find(word)
             while position >= 0:
                 hits.append(position)

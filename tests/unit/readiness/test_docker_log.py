@@ -56,7 +56,26 @@ def test_more_than_the_tail_came_in_between(docker: Any, monkeypatch: Any) -> No
     second = look(docker, first.cursor)
     assert second.reader.state["lines"] == len(LINES)
     assert second.reader.state["fatal"]["id"] == "launch-headless"
-    assert "tail=" not in docker.asked[-1]
+    assert "tail=20000" in docker.asked[-1]
+
+
+def test_of_a_very_long_log_the_engine_is_asked_for_both_ends(docker: Any, monkeypatch: Any) -> None:
+    """It decodes its whole file for every question without a tail."""
+    monkeypatch.setattr(_docker_log, "_CAREFUL", 2000)
+    monkeypatch.setattr(_docker_log, "_LONG_TAIL", 50)
+    docker.container()
+    start = [(stamp(i), line) for i, line in enumerate(LINES[:60])]
+    chatter = [(stamp(60 + i), f'INFO:     127.0.0.1:{i} - "GET /health HTTP/1.1" 200 OK') for i in range(5000)]
+    docker.messages = [
+        *start,
+        *chatter,
+        (stamp(5060), "(EngineCore pid=7) ERROR 11-29 12:10:03 [c.py:1] EngineDeadError"),
+    ]
+    reader = look(docker, None)
+    assert reader.reader.state["fatal"]["id"] == "engine-failed"
+    assert reader.reader.state["stages"]["config"] < stamp(20)
+    assert reader.reader.state["lines"] < 100
+    assert "tail=50" in docker.asked[-1]
 
 
 def test_a_new_start_of_the_container_begins_anew(docker: Any) -> None:
