@@ -68,8 +68,11 @@ def nodes(disk: bool) -> Iterator[None]:
             for node in NODES:
                 docker("exec", node, "mkdir", "-p", FOLDER, DISK)
                 if not disk:
-                    docker("exec", node, "mount", "-t", "tmpfs", "-o", "size=5g", "tmpfs", FOLDER)
-                docker("cp", f"{base}/.", f"{node}:{FOLDER}")
+                    docker("exec", node, "mount", "-t", "tmpfs", "-o", "size=6g", "tmpfs", FOLDER)
+                # `docker cp` would write below a mount of the node.
+                packed = subprocess.run(["tar", "-C", str(base), "-c", "."], capture_output=True, check=True).stdout
+                unpack = ["docker", "exec", "-i", node, "tar", "-C", FOLDER, "-x"]
+                subprocess.run(unpack, input=packed, check=True, timeout=60)
         docker("exec", NODES[0], "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", f"{FOLDER}/key")
         public = docker("exec", NODES[0], "cat", f"{FOLDER}/key.pub").strip()
         docker(
