@@ -71,7 +71,7 @@ def judge(
     if not found:
         return None
     first = _rank_state.first_cause(found, addresses)
-    return _rank_state.diagnosis(cluster, {r["host"]: r for r in reports}, first, found, 0.0)
+    return _rank_state.diagnosis(cluster, {r["host"]: r for r in reports}, first, found, None)
 
 
 def _row(report: Mapping[str, Any], serving: bool) -> dict[str, Any]:
@@ -144,9 +144,7 @@ def report(
     serving = found is None and bool(probe.get("ok")) and all(r.get("engine_alive") for r in reports)
     lines = [table([_row(r, serving) for r in reports], title=f"{cluster}: {settings['model']} at {endpoint}/v1")]
     if found:
-        found = {**found, "elapsed_s": 0.0}
-        # Without the time of a wait that there was none of.
-        lines.append(_rank_state.message(found).replace(", after 00:00:", ":", 1))
+        lines.append(_rank_state.message(found))
     elif serving:
         lines += [f"serving: {words(probe, 40)}, {figures(probe)}", *([busy] if (busy := gpu_line(head)) else [])]
     else:

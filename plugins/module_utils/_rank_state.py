@@ -11,6 +11,7 @@ the controller's clock; times inside a rank are the node's (RFC 3339) and are mo
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -292,7 +293,7 @@ def diagnosis(
     reports: Mapping[str, Mapping[str, Any]],
     first: Trouble,
     troubles: Sequence[Trouble],
-    elapsed_s: float,
+    elapsed_s: float | None,
     known: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The verdict as data: cluster, node, rank, id, title, cause, fix, stage, line, time, last_lines, others, elapsed_s.
@@ -317,7 +318,7 @@ def diagnosis(
         "doing": STAGES[stage],
         "line": first.line,
         "time": datetime.fromtimestamp(first.when, tz=timezone.utc).strftime("%H:%M:%S"),
-        "elapsed_s": round(elapsed_s, 1),
+        "elapsed_s": None if elapsed_s is None else round(elapsed_s, 1),
         "last_lines": [line for line in report.get("last_lines") or [] if telling(line)],
         "others": others,
     }
@@ -327,20 +328,25 @@ def _only(one: Trouble) -> dict[str, str]:
     return {"cause": _failures.explain(one.id, one.groups, one.line)["cause"]}
 
 
-def message(found: Mapping[str, Any], last_lines: int = 6) -> str:
-    """The verdict for a person: who, when, why, what to do; then the evidence in short."""
-    lines = [
-        f"{found['cluster']}: {found['node']} (rank {found['rank']}), {found['doing']}, "
-        f"after {duration(found['elapsed_s'])}: {found['cause']}.",
-        f"To do: {found['fix']}.  [{found['id']}]",
+def message(found: Mapping[str, Any], last_lines: int = 6, width: int = 100) -> str:
+    """The verdict for a person: who, when, why, what to do; then the evidence in short. Wrapped at ``width``."""
+    when = f", after {duration(found['elapsed_s'])}" if found["elapsed_s"] is not None else ""
+    said = [
+        f"{found['cluster']}: {found['node']} (rank {found['rank']}), {found['doing']}{when}: {found['cause']}.",
+        f"To do: {found['fix']}. [{found['id']}]",
     ]
     if found["line"]:
-        lines.append(f"First error, {found['time']} UTC: {found['line'][:300]}")
-    lines += [f"Also {o['node']} (rank {o['rank']}): {o['cause']}." for o in found["others"]]
+        said.append(f"First error, {found['time']} UTC: {found['line'][:300]}")
+    said += [f"Also {o['node']} (rank {o['rank']}): {o['cause']}." for o in found["others"]]
+    lines = [line for text in said for line in _wrapped(text, width)]
     if found["last_lines"] and last_lines:
         lines.append(f"Last lines of {found['node']}:")
-        lines += [f"  {line[:160]}" for line in found["last_lines"][-last_lines:]]
+        lines += [f"  {line[: width - 2]}" for line in found["last_lines"][-last_lines:]]
     return "\n".join(lines)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 # --- progress ---------------------------------------------------------------------------------------------------------------

@@ -309,18 +309,29 @@ def test_ready_health_200_with_a_dead_worker() -> None:
 # --- what a person reads --------------------------------------------------------------------------------------------------
 def test_message() -> None:
     _, said = judge(report(HEAD, "engine_logs/load_error_head.log", **ended(1)), report())
-    lines = state.message(said, last_lines=2).splitlines()
+    text = state.message(said, last_lines=2)
+    lines = text.splitlines()
     assert (
         lines[0] == "alpha: spark-01 (rank 0), loading weights, after 00:42: /opt/model/model.safetensors is not there."
     )
     assert lines[1].startswith("To do: run playbooks/prepare.yml")
-    assert lines[1].endswith("[ckpt-missing-file]")
-    assert (
-        lines[2]
-        == "First error, 13:21:07 UTC: FileNotFoundError: No such file or directory: /opt/model/model.safetensors"
-    )
-    assert lines[3] == "Last lines of spark-01:"
-    assert lines[4].startswith("  RuntimeError: Engine core initialization failed.")
+    assert lines[2].endswith("[ckpt-missing-file]")
+    assert lines[3] == "First error, 13:21:07 UTC: FileNotFoundError: No such file or directory:"
+    assert lines[4] == "  /opt/model/model.safetensors"
+    assert lines[5] == "Last lines of spark-01:"
+    assert lines[6].startswith("  RuntimeError: Engine core initialization failed.")
+
+
+def test_message_fits_a_terminal() -> None:
+    """The longest ones: a worker without --headless, a peer that went, an error of 300 characters."""
+    for head, worker in (
+        ("worker_without_headless_head_hung", "worker_without_headless_worker"),
+        ("worker_killed_in_flight_head", "wrong_master_addr_worker"),
+    ):
+        _, said = judge(
+            report(HEAD, f"engine_logs/{head}.log"), report(WORKER, f"engine_logs/{worker}.log", **ended(1))
+        )
+        assert max(len(line) for line in state.message(said).splitlines()) <= 100
 
 
 def test_last_lines_leave_the_frames_of_a_traceback_out() -> None:
