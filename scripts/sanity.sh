@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# ansible-test sanity over what git would ship. ansible-test wants a real …/ansible_collections/gb10/fleet path, so the files are
+# antsibull-docs and ansible-test sanity over what git would ship. ansible-test wants a real …/ansible_collections/gb10/fleet path, so the files are
 # copied; its virtual environments live in .cache and are made once.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -15,6 +15,10 @@ if [ -d tests/sanity ]; then mkdir -p "$copy/tests" && cp -r tests/sanity "$copy
 cd "$copy"
 # ansible-test asks git for the files of the collection.
 git -c init.defaultBranch=main init -q . && git add -A
+
+# The same copy for the documentation: antsibull-docs copies all that lies in a collection's folder, .venv included.
+PATH=$root/.venv/bin:$PATH ANSIBLE_COLLECTIONS_PATH=$cache/copy \
+  antsibull-docs lint-collection-docs --plugin-docs --validate-collection-refs=all --skip-rstcheck .
 
 # ansible-test downloads pip's installer for the environments that it makes; Python brings one, which needs no download.
 "$root/.venv/bin/python" - "$cache/home/.ansible/test/cache" <<'PY'
