@@ -32,7 +32,7 @@ engine: ## Make sure that a Docker engine answers (installs docker.io on a Debia
 demo: setup engine ## Bring the sandbox up, serve a model on two nodes, ask it something
 	@scripts/demo.sh
 
-test: lint unit sanity molecule e2e ## Run every check
+test: lint unit sanity molecule ## Run every check but the real engine's (make e2e)
 	@echo "make test: all checks passed"
 
 lint: setup ## ruff, mypy, yamllint, ansible-lint (production profile), changelog fragments
