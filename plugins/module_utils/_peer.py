@@ -213,7 +213,6 @@ class PeerClient:
     def connect(self, timeout_s: float = 30) -> http.client.HTTPConnection:
         connection = http.client.HTTPConnection(self.address, self.port, timeout=timeout_s)
         connection.connect()
-        connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
         return connection
 
     def _silent(self, error: BaseException) -> None:
