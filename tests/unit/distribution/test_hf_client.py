@@ -79,8 +79,8 @@ def test_killed_client_is_started_again_for_what_is_missing(hub: HubHandle, node
 def test_ckpt_stuck(hub: HubHandle, node: Node, tmp_path: Path) -> None:
     """No byte for a while although the process lives: it is ended and goes on without xet."""
     assert "-> STALLED" in (CASES / "ckpt-stuck.txt").read_text()
-    done = node.fetch(client="hf", client_dir=client(tmp_path, "if calls == 1: time.sleep(60)"), stall_s=0.4)
-    assert same(hub, node) and done["seconds"] < 20
+    done = node.fetch(client="hf", client_dir=client(tmp_path, "if calls == 1: time.sleep(60)"), stall_s=4)
+    assert same(hub, node) and done["seconds"] < 50
     first, second = calls(tmp_path)
     assert "HF_HUB_DISABLE_XET" not in first["env"] and second["env"]["HF_HUB_DISABLE_XET"] == "1"
 
