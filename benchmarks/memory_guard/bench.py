@@ -239,6 +239,7 @@ class Bench:
         else:
             loading.wait(RUN_LIMIT_S + 20)
         load_wall = time.monotonic() - begun
+        self.alive(guard)
         result.guard_cpu_percent = round(100 * (self.cpu_of(guard) - guard_cpu) / load_wall, 2)
         done.touch()
         self.listen(alloc)
@@ -264,6 +265,11 @@ class Bench:
         result.load_average = round(os.getloadavg()[0], 2)
         result.busy_elsewhere = round(max(0.0, (cpu_after - cpu - own_cpu) / wall), 2)
         return result
+
+    def alive(self, guard: subprocess.Popen[str] | None) -> None:
+        """A guard that died makes a run worthless: say what it said."""
+        if guard is not None and guard.poll() is not None:
+            raise SystemExit(f"the guard ended with {guard.returncode}: {(self.tmp / 'guard.err').read_text()}")
 
     def listen(self, child: subprocess.Popen[str]) -> None:
         assert child.stdout is not None

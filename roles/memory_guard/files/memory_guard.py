@@ -840,7 +840,8 @@ class Guard:
                 self.watched.update(new)
                 self.unseen += new
             # As pages and as weights: then nothing has to go, and the pages may serve the next start.
-            self.fits = self.checkpoint.size_kib * 2 + self.ladder.floor < self.free_at_start
+            fits = self.checkpoint.size_kib * 2 + self.ladder.floor < self.free_at_start
+            self.fits = fits and not self.options.trail_from_mib
             self.receipt.data["checkpoint"] = self.checkpoint_facts()
 
     def trails(self) -> bool:
@@ -873,7 +874,7 @@ class Guard:
             at = now - began
             if ladder.wants_eviction(now, free):
                 free = self.evict(free)
-            elif at >= due["trail"] and self.trails():
+            if at >= due["trail"] and self.trails():
                 due["trail"] = at + self.TRAIL_EVERY_S
                 free = self.follow(free)
             if at >= due["big"]:
@@ -891,17 +892,18 @@ class Guard:
             if at >= due["save"] and not self.worker.busy:
                 due["save"] = at + 10
                 self.save("receipt")
-            self.wait(free)
+            if self.wait(free):
+                due["trail"] = 0.0  # somebody opened or closed a shard
 
-    def wait(self, free: int) -> None:
-        """Sleep, unless a signal comes, or an open or a close while trailing."""
+    def wait(self, free: int) -> bool:
+        """Sleep. A signal ends it, and while trailing an open or a close of a shard: then True."""
         sleep_s = self.ladder.sleep_s(free)
         wakes = [self._wake]
         if self.trail and self.trails():
             wakes.append(self.opens.fd)
             if self.trail.reading:
                 sleep_s = min(sleep_s, self.TRAIL_EVERY_S)
-        select.select(wakes, [], [], sleep_s)
+        return self.opens.fd in select.select(wakes, [], [], sleep_s)[0]
 
     def status(self, free: int) -> str:
         lowest = self.receipt.data["min_free_kib"] or free

@@ -176,6 +176,23 @@ def test_rss_is_within_20_mib(start: Any) -> None:
     assert int(rows["VmHWM"].split()[0]) <= 20 * 1024
 
 
+def test_opens_and_closes_do_not_make_it_spin(start: Any, tmp_path: Path) -> None:
+    """Once, an event that was not taken at once woke it again and again: 3350 looks in 32 s instead of 800."""
+    shard = tmp_path / "a.safetensors"
+    with shard.open("wb") as handle:
+        handle.truncate(17 << 20)
+    guard = start("--trail", "--trail-from-mib", "1", "--files", str(shard))
+    guard.hear("READY")
+    with shard.open("rb"):
+        for _ in range(10):
+            shard.read_bytes()
+            time.sleep(0.1)
+    guard.process.terminate()
+    receipt = guard.end()[1]
+    assert receipt["checkpoint"]["files"] == 1
+    assert receipt["polls"] < receipt["seconds"] * 26 + 2 * 11 + 10
+
+
 def test_says_what_it_may_not_do(start: Any) -> None:
     """As an ordinary user: no drop_caches, no compaction, little locked memory. The rest works."""
     if os.geteuid() != 0:
