@@ -158,7 +158,6 @@ def rsync(_size: int) -> tuple[float, float]:
 
 def raw(size: int) -> float:
     sink = background(1, "sink", ADDRESS[1])
-    time.sleep(0.7)
     seconds: float = on(0, "raw", ADDRESS[1], str(size))["seconds"]
     sink.wait(30)
     return seconds

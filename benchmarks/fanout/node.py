@@ -111,7 +111,16 @@ def resident(folder: str) -> dict[str, Any]:
 def raw(address: str, size: int) -> dict[str, Any]:
     """Bytes of memory over one TCP connection: what the link gives at best."""
     block = bytes(1 << 20)
-    with socket.create_connection((address, PORT + 1), timeout=30) as connection:
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            connection = socket.create_connection((address, PORT + 1), timeout=30)
+            break
+        except ConnectionRefusedError:  # the other side is still starting
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+    with connection:
         begun = time.monotonic()
         for _block in range(size >> 20):
             connection.sendall(block)
