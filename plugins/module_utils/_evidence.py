@@ -51,8 +51,8 @@ def spec_difference(spec: Mapping[str, Any], inspect: Mapping[str, Any]) -> list
     for name, value in spec["env"].items():
         if env.get(name) != str(value):
             secret = _redact.is_secret(name)
-            found = "another value" if secret and name in env else env.get(name, "not set")
-            out.append(f"env {name}: {_redact.GONE if secret else value} wanted, {found} found")
+            there = "another value" if secret and name in env else env.get(name, "not set")
+            out.append(f"env {name}: {_redact.GONE if secret else value} wanted, {there} found")
     mounts = {m.get("Destination"): m.get("Source") for m in inspect.get("Mounts") or []}
     out += [
         f"mount {m['target']}: {m['source']} wanted, {mounts.get(m['target'], 'none')} found"

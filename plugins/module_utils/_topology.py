@@ -70,7 +70,7 @@ def check_cluster(name: str, members: Sequence[Member], nodes: int | None, fleet
         if len(holders) > 1:
             role = " (the head)" if rank == 0 else ""
             raise TopologyError(
-                f"cluster {name}: rank {rank}{role} is given to {_names(holders)}. Give every host of the cluster a rank of its own."
+                f"cluster {name}: rank {rank}{role} is given to {_names(holders)}. Give every host a rank of its own."
             )
     missing = [r for r in range(max(ranks) + 1) if r not in ranks]
     if missing:
@@ -81,7 +81,8 @@ def check_cluster(name: str, members: Sequence[Member], nodes: int | None, fleet
         )
     if nodes is not None and nodes != len(members):
         raise TopologyError(
-            f"cluster {name} has {len(members)} host{'s' if len(members) != 1 else ''} ({_names(members)}), its recipe wants {nodes}. "
+            f"cluster {name} has {len(members)} host{'s' if len(members) != 1 else ''} ({_names(members)}), "
+            f"its recipe wants {nodes}. "
             f"Change the inventory, or pick a recipe for {len(members)}."
         )
     mine = {m.name for m in members}

@@ -10,8 +10,8 @@ module: launch_decision
 short_description: Decide per cluster whether it has to be launched
 version_added: "0.1.0"
 description:
-  - Looks at what M(gb10.fleet.rank_info) reported of every rank of this host's cluster and decides once for the cluster. If every rank
-    runs with the settings that are asked for and the head answered a real completion, nothing is to be done.
+  - Looks at what M(gb10.fleet.rank_info) reported of every rank of this host's cluster and decides once for the cluster. If every
+    rank runs with the settings that are asked for and the head answered a real completion, nothing is to be done.
   - A completion that did not come in time is not a reason to launch, since a busy engine would lose every running request. The
     action then fails and says so.
   - This is an action plugin. It needs the facts of M(gb10.fleet.topology).

@@ -10,8 +10,8 @@ module: topology
 short_description: Validate inventory and recipe, and set what every rank needs to know
 version_added: "0.1.0"
 description:
-  - Reads the inventory variables of all hosts and the recipe of this host's cluster on the controller. B(No host is contacted and no
-    fact is needed), so that bad input ends before anything was touched.
+  - Reads the inventory variables of all hosts and the recipe of this host's cluster on the controller. B(No host is contacted and
+    no fact is needed), so that bad input ends before anything was touched.
   - Checks that every host is in one cluster, that ranks run from 0 without holes, that the cluster has as many hosts as its recipe
     wants, that all addresses differ, that every rank has the same recipe, and that the recipe has no unknown key.
   - A cluster with a mistake fails on its own hosts only; other clusters go on.

@@ -31,7 +31,7 @@ def test_members_come_back_by_rank() -> None:
     [
         (
             (member("spark-01", 0), member("spark-02", 0)),
-            "cluster alpha: rank 0 (the head) is given to spark-01, spark-02. Give every host of the cluster a rank of its own.",
+            "cluster alpha: rank 0 (the head) is given to spark-01, spark-02. Give every host a rank of its own.",
         ),
         (
             (member("spark-01", 0), member("spark-02", 2)),
