@@ -16,7 +16,7 @@ global:
     global.constraint: /etc/xdg/pip/constraints.txt
   /etc/pip.conf, exists: False
 site:
-  /work/venv/pip.conf, exists: False
+  /home/user/venv/pip.conf, exists: False
 user:
   /root/.pip/pip.conf, exists: False
   /root/.config/pip/pip.conf, exists: True
@@ -26,7 +26,7 @@ LIST = """\
 :env:.cert='/etc/ssl/certs/ca-certificates.crt'
 :env:.default-timeout='180'
 global.constraint='/etc/xdg/pip/constraints.txt'
-global.extra-index-url='file:///opt/pypi/simple https://example.org/simple'
+global.extra-index-url='file:///srv/pypi/simple https://example.org/simple'
 global.find-links='/opt/wheels'
 """
 
@@ -36,7 +36,7 @@ def test_pip_configuration_files() -> None:
 
 
 def test_pip_local_paths() -> None:
-    paths = ["/etc/ssl/certs/ca-certificates.crt", "/etc/xdg/pip/constraints.txt", "/opt/pypi", "/opt/wheels"]
+    paths = ["/etc/ssl/certs/ca-certificates.crt", "/etc/xdg/pip/constraints.txt", "/srv/pypi", "/opt/wheels"]
     assert build_engine.local_paths(LIST) == paths
 
 
