@@ -107,6 +107,15 @@ def test_fault(cluster: Any, fault: str) -> None:
     assert took <= limit
 
 
+def test_a_file_that_is_missing_on_both_ranks(cluster: Any) -> None:
+    """Both die of it in the same second; whichever was first is named, and the other one is said to have it, too."""
+    said = launch(cluster, "load_error")
+    assert said.rc == 2
+    assert "[ckpt-missing-file]" in said.text
+    for number, node in enumerate((cluster.head, cluster.worker)):
+        assert f"{node.name} (rank {number})" in said.text
+
+
 def test_launch_headless(cluster: Any) -> None:
     """Case launch-headless: the worker is named; the head would wait for ever without a line."""
     said = launch(cluster, "", launch_without_headless=True)
