@@ -156,7 +156,7 @@ class BackOff:
 class Ladder:
     """Which step is due. The caller reads the clock and the memory, acts, and says what came of it."""
 
-    MOMENT_S = 0.1
+    REST_S = (0.1, 1.0)
 
     def __init__(self, options: Options) -> None:
         self.floor = options.floor_mib * 1024
@@ -170,6 +170,7 @@ class Ladder:
         self.drop_gate = BackOff(options.drop_every_s * 2, options.drop_every_max_s, options.drop_every_s)
         self.compact_gate = BackOff(options.compact_every_s * 2, options.compact_every_max_s, options.compact_every_s)
         self.ineffective = 0
+        self._closed_at = float("-inf")
 
     def floor_is_near(self, free: int) -> bool:
         return free - self.rate.kib_s * self.lead_s < self.floor
@@ -178,13 +179,20 @@ class Ladder:
         return self.floor_is_near(free) and self.evict_gate.open(now)
 
     def evicted(self, now: float, before: int, after: int) -> None:
-        """Back off longer and longer when the floor is missed; above it, a small yield is worth a moment's rest only."""
+        """Back off longer and longer while the floor is missed; above it, a small yield asks for a rest only."""
         little = after - before < self.enough
         useless = little and after < self.floor
         self.ineffective += useless
+        rest_s = min(self.REST_S[1], max(self.REST_S[0], self.evict_gate.wait_s * 2))
         self.evict_gate.passed(now, not useless)
         if little and not useless:
-            self.evict_gate.wait_s = self.MOMENT_S
+            self.evict_gate.wait_s = rest_s
+
+    def something_closed(self, now: float) -> None:
+        """A shard was closed: what was mapped can go now, so eviction is worth another try (not for each of many closes)."""
+        if now - self._closed_at >= self.evict_gate.first_s:
+            self._closed_at = now
+            self.evict_gate.reset()
 
     def wants_drop(self, now: float, free: int) -> bool:
         return free < self.floor and self.drop_gate.open(now)
@@ -534,16 +542,19 @@ class Checkpoint:
         """Page cache of all files; 0 without cachestat."""
         return sum(shard.cached_kib() or 0 for shard in self.shards.values())
 
-    def evict(self) -> tuple[int, int]:
-        """Evict every file that holds page cache. Returns (files, KiB of page cache they held; 0 without cachestat)."""
-        files = held = 0
+    def evict(self, held: bool) -> tuple[int, int]:
+        """Evict the files that somebody holds, or those that nobody does (all, where the file system cannot tell).
+
+        Returns (files, KiB of page cache that they had; 0 without cachestat).
+        """
+        files = had = 0
         for shard in self.shards.values():
             cached = shard.cached_kib()
-            if cached is None or cached > 4096:
+            if (cached is None or cached > 4096) and bool(shard.held()) == held:
                 shard.evict()
                 files += 1
-                held += cached or 0
-        return files, held
+                had += cached or 0
+        return files, had
 
 
 # --- Receipt --------------------------------------------------------------------------------------------------------------
@@ -833,12 +844,11 @@ class Guard:
     def scan(self) -> None:
         """Look for files that came or went."""
         if self.checkpoint.scan():
-            if self.trail:
-                new = [shard for shard in self.checkpoint.shards.values() if shard not in self.watched]
-                for shard in new:
-                    self.opens.watch(shard.fd, shard)
-                self.watched.update(new)
-                self.unseen += new
+            new = [shard for shard in self.checkpoint.shards.values() if shard not in self.watched]
+            for shard in new:
+                self.opens.watch(shard.fd, shard)
+            self.watched.update(new)
+            self.unseen += new
             # As pages and as weights: then nothing has to go, and the pages may serve the next start.
             fits = self.checkpoint.size_kib * 2 + self.ladder.floor < self.free_at_start
             self.fits = fits and not self.options.trail_from_mib
@@ -893,17 +903,15 @@ class Guard:
                 due["save"] = at + 10
                 self.save("receipt")
             if self.wait(free):
-                due["trail"] = 0.0  # somebody opened or closed a shard
+                due["trail"] = 0.0
+                self.hear(time.monotonic())
 
     def wait(self, free: int) -> bool:
-        """Sleep. A signal ends it, and while trailing an open or a close of a shard: then True."""
+        """Sleep. A signal ends it, and an open or a close of a shard: then True."""
         sleep_s = self.ladder.sleep_s(free)
-        wakes = [self._wake]
-        if self.trail and self.trails():
-            wakes.append(self.opens.fd)
-            if self.trail.reading:
-                sleep_s = min(sleep_s, self.TRAIL_EVERY_S)
-        return self.opens.fd in select.select(wakes, [], [], sleep_s)[0]
+        if self.trails() and self.trail and self.trail.reading:
+            sleep_s = min(sleep_s, self.TRAIL_EVERY_S)
+        return self.opens.fd in select.select([self._wake, self.opens.fd], [], [], sleep_s)[0]
 
     def status(self, free: int) -> str:
         lowest = self.receipt.data["min_free_kib"] or free
@@ -932,8 +940,12 @@ class Guard:
     def evict(self, free: int) -> int:
         began = time.monotonic()
         fall = self.ladder.rate.kib_s
-        files, held = self.checkpoint.evict()
+        files, held = self.checkpoint.evict(held=False)
         after, available = self.memory.read()
+        if after < self.ladder.floor + self.ladder.enough:  # what is being read goes last
+            more = self.checkpoint.evict(held=True)
+            files, held = files + more[0], held + more[1]
+            after, available = self.memory.read()
         ended = time.monotonic()
         self.ladder.evicted(ended, free, after)
         self.ladder.rate.restart(ended, after)
@@ -951,15 +963,18 @@ class Guard:
             self.before_slow = after
         return after
 
+    def hear(self, now: float) -> None:
+        """Take note of who opened and closed shards."""
+        for shard, opened in self.opens.take():
+            if self.trails() and self.trail:
+                (self.trail.opened if opened else self.trail.let_go_of)(shard)
+            if not opened:
+                self.ladder.something_closed(now)
+
     def follow(self, free: int) -> int:
         """Evict what was read and closed, and what lies behind the reader."""
         assert self.trail is not None
         trail, now = self.trail, time.monotonic()
-        for shard, opened in self.opens.take():
-            if opened:
-                trail.opened(shard)
-            else:
-                trail.let_go_of(shard)
         trail.look(self.unseen)
         self.unseen = []
         let_go = parts = 0

@@ -136,12 +136,30 @@ def test_a_useful_eviction_ends_the_back_off(ladder: Any) -> None:
     assert ladder.wants_eviction(10.0, 4 * GIB)
 
 
-def test_a_small_yield_above_the_floor_waits_a_moment_and_is_not_counted(ladder: Any) -> None:
+def test_a_small_yield_above_the_floor_asks_for_a_rest_and_is_not_counted(ladder: Any) -> None:
+    """All shards mapped, memory falling: each try walks gigabytes of pages for nothing."""
     ladder.rate.kib_s = 2 * GIB
-    ladder.evicted(0.0, FLOOR + 1000, FLOOR + 2000)
+    waits, now = [], 0.0
+    for _ in range(5):
+        ladder.evicted(now, FLOOR + 1000, FLOOR + 2000)
+        waits.append(ladder.evict_gate.wait_s)
+        assert not ladder.wants_eviction(now + waits[-1] * 0.99, FLOOR + 2000)
+        now += waits[-1] + 0.001
+        assert ladder.wants_eviction(now, FLOOR + 2000)
+    assert waits == [0.1, 0.2, 0.4, 0.8, 1.0]
     assert ladder.ineffective == 0
-    assert not ladder.wants_eviction(0.05, FLOOR + 2000)
-    assert ladder.wants_eviction(0.1, FLOOR + 2000)
+
+
+def test_a_close_makes_eviction_worth_another_try_but_not_each_of_many(ladder: Any) -> None:
+    """Some loaders open and close a shard for every tensor."""
+    for now in (0.0, 1.0, 2.0, 3.0):
+        ladder.evicted(now, 4 * GIB, 4 * GIB)
+    assert not ladder.wants_eviction(3.1, 4 * GIB)
+    ladder.something_closed(3.1)
+    assert ladder.wants_eviction(3.1, 4 * GIB)
+    ladder.evicted(3.1, 4 * GIB, 4 * GIB)
+    ladder.something_closed(3.2)
+    assert not ladder.wants_eviction(3.2, 4 * GIB)
 
 
 # --- step 2: drop_caches ---

@@ -75,7 +75,7 @@ def test_without_cachestat_every_file_is_evicted(
     checkpoint.scan()
     scratch.read_bytes()
     assert guard.cached_kib(next(iter(checkpoint.shards.values())).fd) is None
-    assert checkpoint.evict() == (1, 0)
+    assert checkpoint.evict(held=False) == (1, 0)
     monkeypatch.undo()
     assert guard.cached_kib(next(iter(checkpoint.shards.values())).fd) in (0, None)
 
@@ -126,6 +126,19 @@ def test_opens_and_closes_are_told(guard: ModuleType, shard: Any, scratch: Path)
     scratch.read_bytes()
     assert opens.take() == [("shard", True), ("shard", False), ("shard", True), ("shard", False)]
     os.close(opens.fd)
+
+
+@needs_cachestat
+def test_what_is_being_read_goes_last(guard: ModuleType, scratch: Path) -> None:
+    checkpoint = guard.Checkpoint([str(scratch)], 16 * 1024)
+    checkpoint.scan()
+    with scratch.open("rb") as handle:
+        handle.read()
+        assert checkpoint.evict(held=False) == (0, 0)
+        assert checkpoint.evict(held=True) == (1, SIZE_MIB * 1024)
+    scratch.read_bytes()
+    assert checkpoint.evict(held=True) == (0, 0)
+    assert checkpoint.evict(held=False) == (1, SIZE_MIB * 1024)
 
 
 # --- the files of a checkpoint ---
