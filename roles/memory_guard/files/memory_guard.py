@@ -500,9 +500,12 @@ def open_quietly(path: str) -> int:
 class Checkpoint:
     """The files that match the patterns: links are followed (hub layout), each file counts once, later ones are found as well."""
 
+    STUCK_S = 30.0
+
     def __init__(self, patterns: Sequence[str], smallest_kib: int) -> None:
         self.patterns, self.smallest_kib = list(patterns), smallest_kib
         self.shards: dict[tuple[int, int], Shard] = {}
+        self.stuck: dict[Shard, float] = {}
         self.unreadable = 0
 
     def names(self) -> Iterable[str]:
@@ -519,7 +522,9 @@ class Checkpoint:
         """Find what is new, let go of what was deleted (an open file keeps its disk space). Returns the number of changes."""
         gone = [key for key, shard in self.shards.items() if shard.deleted]
         for key in gone:
-            os.close(self.shards.pop(key).fd)
+            shard = self.shards.pop(key)
+            self.stuck.pop(shard, None)
+            os.close(shard.fd)
         found = 0
         self.unreadable = 0
         for name in self.names():
@@ -538,22 +543,33 @@ class Checkpoint:
     def size_kib(self) -> int:
         return sum(shard.size_kib for shard in self.shards.values())
 
-    def cached_kib(self) -> int:
-        """Page cache of all files; 0 without cachestat."""
-        return sum(shard.cached_kib() or 0 for shard in self.shards.values())
+    def is_stuck(self, shard: Shard, now: float) -> bool:
+        """Its pages did not go, some process has them mapped: not before it is closed, or after a while."""
+        if shard in self.stuck and (now - self.stuck[shard] > self.STUCK_S or not shard.held()):
+            del self.stuck[shard]
+        return shard in self.stuck
 
-    def evict(self, held: bool) -> tuple[int, int]:
+    def cached_kib(self, now: float) -> int:
+        """Page cache that can go, as far as known; 0 without cachestat."""
+        return sum(shard.cached_kib() or 0 for shard in self.shards.values() if not self.is_stuck(shard, now))
+
+    def evict(self, now: float, held: bool) -> tuple[int, int]:
         """Evict the files that somebody holds, or those that nobody does (all, where the file system cannot tell).
 
         Returns (files, KiB of page cache that they had; 0 without cachestat).
         """
         files = had = 0
         for shard in self.shards.values():
+            if self.is_stuck(shard, now) or bool(shard.held()) != held:
+                continue
             cached = shard.cached_kib()
-            if (cached is None or cached > 4096) and bool(shard.held()) == held:
+            if cached is None or cached > 4096:
                 shard.evict()
                 files += 1
                 had += cached or 0
+                # To walk gigabytes of mapped pages takes a second and more: once is enough.
+                if cached and held and (shard.cached_kib() or 0) > cached * 7 // 8:
+                    self.stuck[shard] = now
         return files, had
 
 
@@ -940,10 +956,10 @@ class Guard:
     def evict(self, free: int) -> int:
         began = time.monotonic()
         fall = self.ladder.rate.kib_s
-        files, held = self.checkpoint.evict(held=False)
+        files, held = self.checkpoint.evict(began, held=False)
         after, available = self.memory.read()
         if after < self.ladder.floor + self.ladder.enough:  # what is being read goes last
-            more = self.checkpoint.evict(held=True)
+            more = self.checkpoint.evict(began, held=True)
             files, held = files + more[0], held + more[1]
             after, available = self.memory.read()
         ended = time.monotonic()
@@ -1004,7 +1020,7 @@ class Guard:
             self.receipt.data["min_order9_kib"] = big
         if self.ladder.wants_blocks(now, big):
             before = big
-            if self.checkpoint.cached_kib() > self.ladder.enough:
+            if self.checkpoint.cached_kib(now) > self.ladder.enough:
                 free = self.evict(free)
                 big = self.memory.big()
             self.ladder.blocks_evicted(now, before, big)
