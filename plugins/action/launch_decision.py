@@ -5,16 +5,29 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
-from ansible_collections.gb10.fleet.plugins.module_utils._launch import LAUNCH, REFUSE, decide
+from ansible_collections.gb10.fleet.plugins.module_utils._launch import BUSY, LAUNCH, REFUSE, decide
 from ansible_collections.gb10.fleet.plugins.plugin_utils._facts import host_facts
 
 display = Display()
+
+
+def ended(pid: int) -> bool:
+    """Whether no process of this machine has this id."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
 
 
 class ActionModule(ActionBase):
@@ -36,8 +49,18 @@ class ActionModule(ActionBase):
             (hostvars[m].get(args["report"]) or {}).get("rank") if m in task_vars["ansible_play_hosts"] else None
             for m in members
         ]
-        decision = decide(members, answers, args["restart"])
+        controller = socket.gethostname()
+        launches = [answer["launch"] for answer in answers if answer and answer.get("launch")]
+        dead = sorted(
+            {launch["pid"] for launch in launches if launch["controller"] == controller and ended(launch["pid"])}
+        )
+        decision = decide(members, answers, args["restart"], dead, controller)
         cluster, because = task_vars["topology_cluster"], "; ".join(decision.reasons)
+        if decision.verdict == BUSY:
+            raise AnsibleActionFail(
+                f"cluster {cluster}: {because}. Nothing was changed. Wait for its end; if its controller died, "
+                "run stop.yml first."
+            )
         if decision.verdict == REFUSE:
             raise AnsibleActionFail(
                 f"cluster {cluster}: {because}. Nothing was changed. Put the node right, or launch anew with -e serve_restart=true."
@@ -45,7 +68,12 @@ class ActionModule(ActionBase):
         launch = decision.verdict == LAUNCH
         if task_vars["inventory_hostname"] == members[0]:
             display.display(self._line(cluster, task_vars, answers[0] or {}, because))
-        facts = {"launch_needed": launch, "launch_reasons": list(decision.reasons)}
+        facts = {
+            "launch_needed": launch,
+            "launch_reasons": list(decision.reasons),
+            # Tasks run in children of the process that the user started.
+            "launch_holder": {"controller": controller, "pid": os.getppid(), "dead": dead},
+        }
         return {"changed": False, **host_facts(self, facts)}
 
     @staticmethod

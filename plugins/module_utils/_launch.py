@@ -5,18 +5,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 SERVING = "serving"
 LAUNCH = "launch"
 REFUSE = "refuse"
+BUSY = "busy"
 
 
 @dataclass(frozen=True)
 class Decision:
-    """``verdict`` is serving, launch or refuse; ``reasons`` are short clauses that begin with the node's name."""
+    """``verdict``: serving, launch, refuse, busy (another launch); ``reasons``: short clauses that begin with the node's name."""
 
     verdict: str
     reasons: tuple[str, ...] = ()
@@ -41,16 +42,30 @@ def rank_reason(node: str, rank: Mapping[str, Any]) -> str | None:
     return None
 
 
-def decide(nodes: Sequence[str], ranks: Sequence[Mapping[str, Any] | None], restart: bool = False) -> Decision:
+def decide(
+    nodes: Sequence[str],
+    ranks: Sequence[Mapping[str, Any] | None],
+    restart: bool = False,
+    dead: Collection[int] = (),
+    controller: str = "",
+) -> Decision:
     """Decide for one cluster.
 
     :param nodes: names by rank. :param ranks: what rank_info said of each, None where the node gave no answer.
     :param restart: launch whatever the state is.
+    :param dead: process ids of launches from ``controller`` (this machine's name) that are known to have ended.
     """
     silent = [node for node, rank in zip(nodes, ranks, strict=True) if rank is None]
     if silent:
         return Decision(REFUSE, tuple(f"{node}: gives no answer" for node in silent))
     reported = [rank for rank in ranks if rank is not None]
+    launches = {
+        str(launch.get("holder")): f"{node}: {launch.get('holder')} is under way since {launch.get('since_text')}"
+        for node, rank in zip(nodes, reported, strict=True)
+        if (launch := rank.get("launch")) and not (launch.get("controller") == controller and launch.get("pid") in dead)
+    }
+    if launches:
+        return Decision(BUSY, tuple(launches.values()))
     if restart:
         return Decision(LAUNCH, ("a restart is asked for",))
     reasons = tuple(r for node, rank in zip(nodes, reported, strict=True) if (r := rank_reason(node, rank)))

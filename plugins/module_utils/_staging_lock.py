@@ -6,8 +6,8 @@
 ``serving.lock`` is a file with the record of its last holder, and an flock on it.
 
 * Staging (a fetch of a checkpoint) holds the flock while it runs: the kernel releases it when the process dies, however it dies.
-* Serving has no process of its own here. A launch writes its record (under the flock, so not while anything is staged), which
-  counts until it is released or expires; after that the running rank container counts.
+* Serving has no process of its own here. A launch writes its record (under the flock, so not while anything is staged or launched
+  from elsewhere), which counts until it is released or expires; after that the running rank container counts.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 PATH = "/run/gb10-fleet/serving.lock"
 STAGING = "staging"
 SERVING = "serving"
+LAUNCHING = "launching"
 
 
 class Held(Exception):
@@ -35,11 +36,27 @@ class Held(Exception):
         self.record = record
 
 
-def since(record: dict[str, Any]) -> str:
+def since(record: Mapping[str, Any]) -> str:
     started = record.get("since")
     if not isinstance(started, (int, float)):
         return "an unknown time"
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(started))
+
+
+def launch_record(record: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The launch that is under way: holder, controller, pid, since (seconds and text), expires; None when there is none."""
+    if record.get("kind") != SERVING or time.time() >= float(record.get("expires") or 0):
+        return None
+    return {"controller": "", "pid": 0, **record, "since_text": since(record)}
+
+
+def launch_under_way(path: str = PATH) -> dict[str, Any] | None:
+    """What ``launch_record`` says of the node's lock file, read without locking it and without root."""
+    try:
+        record = json.loads(Path(path).read_bytes() or b"{}")
+    except (OSError, ValueError):
+        return None
+    return launch_record(record) if isinstance(record, dict) else None
 
 
 def sentence(record: dict[str, Any]) -> str:
@@ -50,6 +67,8 @@ def sentence(record: dict[str, Any]) -> str:
             f"This node serves ({holder}, since {since(record)}), and a fetch beside a model starves its memory. "
             "Run playbooks/stop.yml first, or let the fetch wait (checkpoint_lock: queue)."
         )
+    if record.get("kind") == LAUNCHING:
+        return f"{holder} is under way since {since(record)}. Wait for its end; if its controller died, run stop.yml first."
     return f"A fetch runs on this node ({holder}, since {since(record)}). Wait for its end, then run this again."
 
 
@@ -146,11 +165,19 @@ class StagingLock:
                 note(f"waits for the node: {held.record.get('holder')}")
                 time.sleep(min(2.0, max(0.1, deadline - time.monotonic())))
 
-    def take(self, holder: str, expires_s: float) -> None:
-        """Write a launch's record; it counts for ``expires_s`` seconds, and longer while its container runs. Raises Held."""
+    def take(
+        self, holder: str, expires_s: float, controller: str = "", pid: int = 0, dead: Collection[int] = ()
+    ) -> None:
+        """Write a launch's record, which counts for ``expires_s`` seconds. Raises Held.
+
+        A launch that is under way keeps another one off, unless it came from the same controller and is among ``dead``.
+        """
         with self._flock() as descriptor:
-            now = time.time()
-            self._write(descriptor, {"kind": SERVING, "holder": holder, "since": now, "expires": now + expires_s})
+            other, now = launch_record(self._read(descriptor)), time.time()
+            if other and (other["controller"] != controller or other["pid"] not in (pid, *dead)):
+                raise Held({**other, "kind": LAUNCHING})
+            record = {"kind": SERVING, "holder": holder, "controller": controller, "pid": pid}
+            self._write(descriptor, {**record, "since": now, "expires": now + expires_s})
 
     def release(self) -> bool:
         """Remove a launch's record. A staging process is not disturbed."""

@@ -14,6 +14,8 @@ description:
     rank runs with the settings that are asked for and the head answered a real completion, nothing is to be done.
   - A completion that did not come in time is not a reason to launch, since a busy engine would lose every running request. The
     action then fails and says so.
+  - While another launch of the cluster is under way (its record in the serving lock of a node) it fails, whatever O(restart) says.
+    A launch from this controller whose process has ended does not count.
   - This is an action plugin. It needs the facts of M(gb10.fleet.topology).
 author:
   - The gb10.fleet maintainers (@gb10-fleet)
@@ -59,4 +61,9 @@ ansible_facts:
       elements: str
       returned: success
       sample: ["spark-02: no rank container"]
+    launch_holder:
+      description: Who launches, for M(gb10.fleet.serving_lock) - C(controller), C(pid), and C(dead) (earlier launches that ended).
+      type: dict
+      returned: success
+      sample: {controller: workstation, pid: 4711, dead: []}
 """

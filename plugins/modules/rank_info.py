@@ -168,6 +168,7 @@ rank:
     last_lines: {description: "Last lines of the log.", type: list, elements: str, returned: with O(log)}
     cursor: {description: "To be given back as O(cursor).", type: dict, returned: with O(log)}
     gpu: {description: "utilization_percent, power_w, sm_clock_mhz, temperature_celsius; or error.", type: dict, returned: with O(gpu)}
+    launch: {description: "holder, controller, pid, since of a launch that is under way on this node.", type: dict, returned: always}
     memory: {description: "total_kib, free_kib, available_kib of the node.", type: dict, returned: always}
     guard: {description: "unit, active, sub, since of the memory guard.", type: dict, returned: with O(guard_unit)}
     kernel_lines: {description: "Kernel lines since the start that the catalogue knows - id, severity, time, line, groups.", type: list, elements: dict, returned: with O(kernel)}
@@ -181,6 +182,7 @@ rank:
     node_time: {description: "Clock of the node (seconds since 1970).", type: float, returned: always}
 """  # noqa: E501
 
+import os
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -213,6 +215,7 @@ WAIT_FOR = [
 HELPERS = ("docker-init", "tini", "catatonit", "sleep", "sh", "bash", "dumb-init")
 POLL_S = 0.25
 GPU_TIMEOUT_S = 11.0
+SERVING_LOCK = "/run/gb10-fleet/serving.lock"
 # What is null until it is known.
 UNKNOWN = (
     *(
@@ -282,6 +285,15 @@ def memory() -> dict[str, int | None]:
     }
 
 
+def launch() -> dict[str, Any] | None:
+    """The launch that holds this node now, if one does."""
+    if not os.path.exists(SERVING_LOCK):  # noqa: PTH110
+        return None
+    from ansible_collections.gb10.fleet.plugins.module_utils import _staging_lock
+
+    return _staging_lock.launch_under_way(SERVING_LOCK)
+
+
 def settings(inspect: Mapping[str, Any]) -> dict[str, Any]:
     """What a rank depends on besides its arguments, from ``docker inspect``; environment by name only where it is no secret."""
     from ansible_collections.gb10.fleet.plugins.module_utils import _redact
@@ -331,6 +343,7 @@ class RankInfo:
             rank["probe"], rank["gpu"] = self.probe(p["probe"])
         elif p["gpu"]:
             rank["gpu"] = self.gpu()
+        rank["launch"] = launch()
         rank["memory"] = memory()
         rank["node_time"] = time.time()
         return rank

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: serving_lock
-short_description: Keep fetches off a node that is about to serve
+short_description: Keep fetches and other launches off a node that is about to serve
 version_added: "0.1.0"
 description:
-  - A fetch beside a model load starves the GPU's memory. A fetch of M(gb10.fleet.checkpoint) or M(gb10.fleet.image) holds the lock
-    while it runs; a launch takes it with this module before it starts a rank, and fails with the name of the fetch if there is one.
+  - Two launches at once stop each other's ranks, and a fetch beside a model load starves the GPU's memory. A fetch of
+    M(gb10.fleet.checkpoint) or M(gb10.fleet.image) holds the lock while it runs. A launch takes it with this module before it
+    stops or starts a rank, and fails with the name of the fetch or launch that it met.
   - The launch's record counts for O(expires_s) seconds, so that a launch that dies does not lock its node for ever. From then on,
     and also without a record, a running rank container keeps fetches off.
 author:
@@ -40,6 +41,19 @@ options:
     description: Seconds that a launch may take until its container runs.
     type: float
     default: 3600
+  controller:
+    description: Machine that launches; another launch is let go only when it came from here and is O(dead) or has this O(pid).
+    type: str
+    default: ""
+  pid:
+    description: Process that launches.
+    type: int
+    default: 0
+  dead:
+    description: Processes of O(controller) that are known to have ended.
+    type: list
+    elements: int
+    default: []
   wait_s:
     description: Seconds to wait for a fetch to end.
     type: float
@@ -67,6 +81,7 @@ holder:
 """
 
 import time
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -74,12 +89,12 @@ from ansible_collections.gb10.fleet.plugins.module_utils._checkpoint_job import 
 from ansible_collections.gb10.fleet.plugins.module_utils._staging_lock import STAGING, Held, StagingLock
 
 
-def take(lock: StagingLock, holder: str, expires_s: float, wait_s: float) -> None:
-    """Raises Held when a fetch still runs after ``wait_s`` seconds."""
-    deadline = time.monotonic() + wait_s
+def take(lock: StagingLock, params: dict[str, Any]) -> None:
+    """Raises Held when a fetch or another launch still runs after ``wait_s`` seconds."""
+    deadline = time.monotonic() + params["wait_s"]
     while True:
         try:
-            return lock.take(holder, expires_s)
+            return lock.take(params["holder"], params["expires_s"], params["controller"], params["pid"], params["dead"])
         except Held:
             if time.monotonic() >= deadline:
                 raise
@@ -92,6 +107,9 @@ def main() -> None:
             "state": {"type": "str", "choices": ["taken", "released", "shown"], "default": "taken"},
             "holder": {"type": "str", "default": "a launch"},
             "expires_s": {"type": "float", "default": 3600},
+            "controller": {"type": "str", "default": ""},
+            "pid": {"type": "int", "default": 0},
+            "dead": {"type": "list", "elements": "int", "default": []},
             "wait_s": {"type": "float", "default": 0},
             "lock_file": {"type": "path", "default": "/run/gb10-fleet/serving.lock"},
         },
@@ -104,7 +122,7 @@ def main() -> None:
         if params["state"] == "taken" and before and before.get("kind") == STAGING and module.check_mode:
             raise Held(before)
         if params["state"] == "taken" and not module.check_mode:
-            take(lock, params["holder"], params["expires_s"], params["wait_s"])
+            take(lock, params)
         if params["state"] == "released" and not module.check_mode:
             lock.release()
     except Held as held:

@@ -118,7 +118,7 @@ def test_a_file_that_is_missing_on_both_ranks(cluster: Any) -> None:
 
 def test_launch_headless(cluster: Any) -> None:
     """Case launch-headless: the worker is named; the head would wait for ever without a line."""
-    said = launch(cluster, "", launch_without_headless=True)
+    said = launch(cluster, "", launch_worker_without=["--headless"])
     took = since(cluster.worker, "collective_rpc should not be called")
     assert said.rc == 2
     assert f"alpha: {cluster.worker.name} (rank 1)" in said.text

@@ -12,7 +12,12 @@ from typing import Any
 
 import pytest
 
-from ansible_collections.gb10.fleet.plugins.module_utils._staging_lock import Held, StagingLock, sentence
+from ansible_collections.gb10.fleet.plugins.module_utils._staging_lock import (
+    Held,
+    StagingLock,
+    launch_under_way,
+    sentence,
+)
 from ansible_collections.gb10.fleet.plugins.modules import checkpoint, serving_lock
 
 from .conftest import HubHandle, Node, _run
@@ -105,3 +110,18 @@ def test_queue_waits_for_the_end(tmp_path: Path) -> None:
 
 def test_sentence_names_holder_and_what_to_do() -> None:
     assert "Wait for its end" in sentence({"kind": "staging", "holder": "fetch of a/b", "since": 0})
+
+
+def test_launch_twice_the_second_is_told_who_holds_the_node(tmp_path: Path) -> None:
+    """Two controllers at once: each would stop the other's ranks."""
+    lock = StagingLock(str(tmp_path / "serving.lock"))
+    lock.take("launch of alpha (a) on desk", 3600, "desk", 100)
+    lock.take("launch of alpha (a) on desk", 3600, "desk", 100)
+    for controller, pid, dead in (("desk", 200, ()), ("laptop", 100, (100,)), ("desk", 200, (99,))):
+        with pytest.raises(Held, match=r"^launch of alpha \(a\) on desk is under way since .* run stop.yml first"):
+            lock.take("launch of alpha (a) on laptop", 3600, controller, pid, dead)
+    lock.take("launch of alpha (b) on desk", 3600, "desk", 200, (100,))
+    assert launch_under_way(str(lock.path))["pid"] == 200  # type: ignore[index]
+    lock.release()
+    assert launch_under_way(str(lock.path)) is None
+    lock.take("launch of alpha (b) on laptop", 3600, "laptop", 300)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ansible_collections.gb10.fleet.plugins.module_utils._launch import LAUNCH, REFUSE, SERVING, decide
+from ansible_collections.gb10.fleet.plugins.module_utils._launch import BUSY, LAUNCH, REFUSE, SERVING, decide
 
 NODES = ["spark-01", "spark-02"]
 GOOD = {"exists": True, "running": True, "spec_matches": True, "restart_count": 0, "engine_alive": True}
@@ -49,3 +49,13 @@ def test_wd_long_prefill_a_busy_engine_is_never_restarted() -> None:
 def test_a_silent_node_is_named_and_nothing_is_touched() -> None:
     decision = decide(NODES, [HEAD, None], restart=True)
     assert (decision.verdict, decision.reasons) == (REFUSE, ("spark-02: gives no answer",))
+
+
+def test_a_launch_under_way_is_left_alone() -> None:
+    """Its ranks do not answer yet: to a second launch that looks like a reason to start them anew."""
+    launch = {"holder": "launch of alpha (glm) on desk", "controller": "desk", "pid": 100, "since_text": "10:00:00"}
+    ranks = [{**GOOD, "launch": launch, "probe": {"ok": False, "error": "refused"}}, {**GOOD, "launch": launch}]
+    decision = decide(NODES, ranks, restart=True, dead=[100], controller="laptop")
+    assert decision.verdict == BUSY
+    assert decision.reasons == ("spark-02: launch of alpha (glm) on desk is under way since 10:00:00",)
+    assert decide(NODES, ranks, dead=[100], controller="desk").verdict == LAUNCH

@@ -141,6 +141,15 @@ def name_interfaces(node: surfaces.Node) -> None:
         run("ip", "route", "replace", "default", "via", route["gateway"])
 
 
+def write_addresses_down(node: surfaces.Node) -> None:
+    """The rails' addresses come back at each boot (the engine's doing), which a Debian would have from this file."""
+    folder = Path("/etc/network/interfaces.d")
+    folder.mkdir(parents=True, exist_ok=True)
+    rails = [rail for rail in node.rails if rail.address]
+    stanzas = [f"iface {rail.interface} inet static\n    address {rail.address}/25\n    mtu 9000\n" for rail in rails]
+    (folder / "fabric").write_text("\n".join(stanzas))
+
+
 def install_keys() -> None:
     """Host keys, and who may log in, as the role gave them. Copied: sshd is strict about owners and modes."""
     for source in GIVEN.glob("ssh_host_*"):
@@ -256,6 +265,7 @@ def main(argv: list[str]) -> None:
         return
     open_up()
     name_interfaces(node)
+    write_addresses_down(node)
     install_keys()
     mount_overlays()
     lay_tree(surfaces.node_tree(with_present_ports(node)))
