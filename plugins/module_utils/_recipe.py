@@ -123,6 +123,19 @@ SCHEMA: dict[str, Key] = {
             "digest": _optional_text(pattern=_DIGEST, wanted="sha256: and 64 hexadecimal digits"),
             "platform": _optional_text(),
             "size_gib": _number(0, minimum=0),
+            # To build instead of pull: a folder of the controller, or a repository at a commit (docs/distribution.md).
+            "build": _map(
+                {
+                    "context": _optional_text(),
+                    "repository": _optional_text(),
+                    "commit": _optional_text(**_COMMIT),
+                    "subdirectory": _optional_text(),
+                    "dockerfile": _optional_text(),
+                    "args": _free_map(),
+                },
+                None,
+                nullable=True,
+            ),
         },
         REQUIRED,
     ),
@@ -157,6 +170,8 @@ SCHEMA: dict[str, Key] = {
             "cache_dir": _optional_text(),
         }
     ),
+    # What the recipe asks of a node itself; playbooks/tune_kernel.yml applies it.
+    "host": _map({"sysctls": _free_map(), "swap_gib": _number(0, minimum=0), "stopped_services": _texts()}),
     "fabric": _map({"transport": _text("roce", choices=("roce", "socket"))}),
     "guard": _map({"keep": _text("load", choices=("load", "always", "off")), "floor_gib": _number(8, minimum=0.25)}),
     "readiness": _free_map(),
@@ -294,6 +309,11 @@ def normalise(name: str, recipe: Mapping[str, Any]) -> dict[str, Any]:
         if out[key] is not None and out[key]["directory"] is None:
             out[key]["directory"] = out[key]["repo"].split("/", 1)[1]
     _check_args(out)
+    build = out["image"]["build"]
+    if build and bool(build["context"]) == bool(build["repository"]):
+        raise RecipeError(
+            "image.build wants context (a folder of the controller) or repository (with commit), one of them."
+        )
     for key, value in out["env"].items():
         if isinstance(value, (Mapping, list, bool)) or value is None:
             raise RecipeError(f"env.{key} is {value!r}, wanted text or a number (quote true and false).")

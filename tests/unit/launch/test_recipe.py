@@ -42,6 +42,11 @@ def test_every_recipe_of_the_collection_is_valid(path: Path) -> None:
             {"checkpoint": {"revision": "main"}},
             "checkpoint.revision is 'main', wanted a full commit of 40 hexadecimal digits.",
         ),
+        (
+            {"image": {"build": {"context": "a", "repository": "https://example.org/b"}}},
+            "image.build wants context (a folder of the controller) or repository (with commit), one of them.",
+        ),
+        ({"host": {"sysctl": {}}}, "host.sysctl is not a key of a recipe: did you mean sysctls?"),
         ({"env": {"A": True}}, "env.A is True, wanted text or a number (quote true and false)."),
         ({"served_name": None}, "served_name is missing: every recipe needs it."),
         (
