@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,9 @@ from typing import Any
 import yaml
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
+from ansible.utils.vars import load_extra_vars
 
+from ansible_collections.gb10.fleet.plugins.lookup.build_inputs import folder_hash
 from ansible_collections.gb10.fleet.plugins.module_utils import _learned
 from ansible_collections.gb10.fleet.plugins.module_utils._plain import plain
 from ansible_collections.gb10.fleet.plugins.module_utils._rank_spec import (
@@ -26,9 +30,9 @@ from ansible_collections.gb10.fleet.plugins.module_utils._recipe import (
     RecipeError,
     merge,
     nearest,
-    normalise,
     through_registry,
 )
+from ansible_collections.gb10.fleet.plugins.module_utils._recipe_layers import Resolved, resolve
 from ansible_collections.gb10.fleet.plugins.module_utils._topology import (
     Member,
     TopologyError,
@@ -67,18 +71,49 @@ def find_recipe(name: str, directories: list[str]) -> Path:
     raise RecipeError(f"there is no such recipe: {nearest(name, known)} (looked in {looked})")
 
 
-def load_recipe(name: str, directories: list[str], *overrides: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Read, override and validate a recipe. Raises RecipeError."""
+def read_recipe(name: str, directories: list[str], above: tuple[Path, ...] = ()) -> tuple[Path, dict[str, Any]]:
+    """The file of a recipe and what it says, laid over the recipe that it extends. Raises RecipeError."""
     path = find_recipe(name, directories)
+    if path in above:
+        raise RecipeError(f"{path} extends itself.")
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as exc:
         raise RecipeError(f"{path} is not YAML: {' '.join(str(exc).split())}") from exc
-    for layer in overrides:
-        if layer is not None and not isinstance(layer, Mapping):
-            raise RecipeError(f"recipe_overrides is {layer!r}, wanted a mapping.")
-        data = merge(data, layer)
-    return normalise(path.stem, data)
+    if isinstance(data, Mapping) and data.get("extends"):
+        data = merge(read_recipe(str(data["extends"]), directories, (*above, path))[1], data)
+    return path, data
+
+
+def _mod_digests(recipe: dict[str, Any], beside: list[Path]) -> None:
+    """Find the folders of mods, and hash them: a changed file is a changed rank."""
+    for mod in recipe["mods"]:
+        if mod["folder"]:
+            found = next((path for base in beside if (path := base / Path(mod["folder"]).expanduser()).is_dir()), None)
+            if found is None:
+                looked = ", ".join(str(base) for base in beside)
+                hint = f" Get it: {mod['source']}" if mod["source"] else ""
+                raise RecipeError(f"mods {mod['name']}: there is no folder {mod['folder']} (looked in {looked}).{hint}")
+            mod["folder"] = str(found.resolve())
+            mod["digest"] = hashlib.sha256(json.dumps(folder_hash(found)).encode()).hexdigest()
+
+
+def resolve_recipe(
+    name: str, directories: list[str], *layers: tuple[str, Mapping[str, Any] | None], beside: tuple[Path, ...] = ()
+) -> Resolved:
+    """Read a recipe, lay the layers over it and validate it. ``beside``: where relative folders of mods may begin as well."""
+    path, data = read_recipe(name, directories)
+    for layer, content in layers:
+        if content is not None and not isinstance(content, Mapping):
+            raise RecipeError(f"recipe_overrides ({layer}) is {content!r}, wanted a mapping.")
+    resolved = resolve(path.stem, [("recipe", data), *layers])
+    _mod_digests(resolved.recipe, [path.parent, *beside])
+    return resolved
+
+
+def load_recipe(name: str, directories: list[str], *overrides: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Read, override and validate a recipe. Raises RecipeError."""
+    return resolve_recipe(name, directories, *[("override", over) for over in overrides]).recipe
 
 
 class ActionModule(ActionBase):
@@ -94,10 +129,12 @@ class ActionModule(ActionBase):
         args = self.validate_argument_spec(argument_spec={"whole_clusters": {"type": "bool", "default": True}})[1]
         host = task_vars["inventory_hostname"]
         try:
-            facts = self._facts(host, task_vars, args["whole_clusters"])
+            facts, warnings = self._facts(host, task_vars, args["whole_clusters"])
         except (RecipeError, RankSpecError, TopologyError) as exc:
             raise AnsibleActionFail(str(exc)) from exc
-        return {"changed": False, **host_facts(self, plain(facts))}
+        # Once per cluster: the head's.
+        told = {"warnings": warnings} if warnings and facts["topology_rank"] == 0 else {}
+        return {"changed": False, **told, **host_facts(self, plain(facts))}
 
     def _member(self, host: str, hostvars: Mapping[str, Any]) -> Member:
         variables = hostvars[host]
@@ -106,7 +143,7 @@ class ActionModule(ActionBase):
             host, variables.get("cluster"), variables.get("rank"), str(address), tuple(variables["group_names"])
         )
 
-    def _facts(self, host: str, task_vars: Mapping[str, Any], whole: bool) -> dict[str, Any]:
+    def _facts(self, host: str, task_vars: Mapping[str, Any], whole: bool) -> tuple[dict[str, Any], list[str]]:
         hostvars = task_vars["hostvars"]
         fleet = [
             self._member(h, hostvars)
@@ -121,7 +158,8 @@ class ActionModule(ActionBase):
         check_member(mine)
         cluster = mine.cluster
         members = [m for m in fleet if m.cluster == cluster]
-        recipe = self._recipe(cluster, [m.name for m in members], hostvars)
+        resolved = self._recipe(cluster, [m.name for m in members], hostvars)
+        recipe = resolved.recipe
         members = check_cluster(cluster, members, recipe["nodes"], fleet)
         absent = [m.name for m in members if m.name not in task_vars["ansible_play_hosts_all"]]
         if whole and absent:
@@ -133,7 +171,7 @@ class ActionModule(ActionBase):
         check_group(specs)
         head = members[0]
         spec = specs[mine.rank]
-        return {
+        facts = {
             "topology_cluster": cluster,
             "topology_rank": mine.rank,
             "topology_size": len(members),
@@ -141,6 +179,7 @@ class ActionModule(ActionBase):
             "topology_members": [m.name for m in members],
             "topology_addresses": {m.name: m.address for m in members},
             "topology_recipe": recipe,
+            "topology_origins": resolved.origins,
             "topology_spec": labelled(spec, spec_hash(spec)),
             "topology_spec_hash": spec_hash(spec),
             "topology_probe": {
@@ -149,13 +188,14 @@ class ActionModule(ActionBase):
             },
             "topology_endpoint": f"http://{hostvars[head.name].get('ansible_host') or head.name}:{recipe['port']}",
         }
+        return facts, resolved.warnings
 
     @staticmethod
     def _probe_address(api_host: str) -> str:
         """Where the head's own node reaches the engine; it works for an engine that is bound to loopback, too."""
         return "127.0.0.1" if api_host in ("0.0.0.0", "localhost", "") else api_host  # noqa: S104
 
-    def _recipe(self, cluster: str, members: list[str], hostvars: Mapping[str, Any]) -> dict[str, Any]:
+    def _recipe(self, cluster: str, members: list[str], hostvars: Mapping[str, Any]) -> Resolved:
         first = hostvars[members[0]]
         for name in SHARED_VARIABLES:
             for other in members[1:]:
@@ -170,20 +210,30 @@ class ActionModule(ActionBase):
                 f"cluster {cluster}: recipe is {name!r}, wanted the name of a recipe, such as glm-5.3-flash-nvfp4."
             )
         directories = [str(d) for d in first.get("recipe_dirs") or []]
-        if first.get("inventory_dir"):
-            directories.append(str(Path(str(first["inventory_dir"])) / "recipes"))
+        beside = [Path(str(first["inventory_dir"]))] if first.get("inventory_dir") else []
+        directories += [str(folder / "recipes") for folder in beside]
+        command_line = load_extra_vars(self._loader)
+
+        def origin(variable: str) -> str:
+            return "command line" if variable in command_line else "inventory"
+
+        layers = [(origin(key), first.get(key)) for key in ("recipe_site_overrides", "recipe_overrides")]
         try:
-            recipe = load_recipe(name, directories, first.get("recipe_site_overrides"), first.get("recipe_overrides"))
+            resolved = resolve_recipe(name, directories, *layers, beside=tuple(beside))
         except RecipeError as exc:
             raise RecipeError(f"cluster {cluster}, recipe {name}: {exc}") from exc
-        recipe["image"]["reference"] = through_registry(recipe["image"]["reference"], first.get("image_registry"))
-        wanted = first.get("kv_cache_memory")
+        recipe, origins = resolved.recipe, resolved.origins
+        if first.get("image_registry"):
+            recipe["image"]["reference"] = through_registry(recipe["image"]["reference"], first["image_registry"])
+            origins["image.reference"] = f"{origins['image.reference']}, {origin('image_registry')} (image_registry)"
+        wanted, said = first.get("kv_cache_memory"), f"{origin('kv_cache_memory')} (kv_cache_memory)"
         if wanted == "learned":
             directory = str(first.get("readiness_learned_dir") or "~/.local/state/gb10-fleet/learned")
-            wanted = _learned.kv_cache_memory(directory, cluster, recipe)
+            wanted, said = _learned.kv_cache_memory(directory, cluster, recipe), "this cluster's last start"
         if wanted is not None:
             recipe["args"] = {**recipe["args"], _learned.FLAG: wanted}
-        return recipe
+            origins[f"args.{_learned.FLAG}"] = said
+        return resolved
 
     def _spec(
         self, member: Member, members: list[Member], recipe: Mapping[str, Any], hostvars: Mapping[str, Any]

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import json
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ansible_collections.gb10.fleet.plugins.module_utils import _text
+from ansible_collections.gb10.fleet.plugins.module_utils import _recipe_layers, _text
 from ansible_collections.gb10.fleet.plugins.module_utils._engine_log import STAGES
 from ansible_collections.gb10.fleet.plugins.module_utils._rank_spec import docker_run_text
 
@@ -32,6 +34,35 @@ def render_ranks(hosts: Iterable[Mapping[str, Any]]) -> str:
             lines.append(f"# serve.yml adds what it finds on the node at launch: {', '.join(missing)}")
         blocks.append("\n".join([*lines, docker_run_text(spec)]))
     return "\n\n".join(blocks)
+
+
+def explain_recipe(hosts: Iterable[Mapping[str, Any]], width: int = 100) -> str:
+    """Per cluster, every value of its recipe and where it came from; the options first, with what follows from them."""
+    blocks, seen = [], set()
+    for host in sorted(hosts, key=lambda h: (h["topology_cluster"], h["topology_rank"])):
+        if host["topology_cluster"] in seen:
+            continue
+        seen.add(host["topology_cluster"])
+        recipe = host["topology_recipe"]
+        rows = _recipe_layers.explain(recipe, host["topology_origins"])
+        shown = [{"setting": row["setting"], "value": _shown(row["value"]), "from": row["from"]} for row in rows]
+        title = f"{host['topology_cluster']}: {recipe['name']} (command line > inventory > option > recipe > default)"
+        means = [
+            textwrap.fill(
+                f"{row['setting']} {_recipe_layers.word(row['value'])}: {row['means']}.", width, subsequent_indent="  "
+            )
+            for row in rows
+            if row["means"] and row["value"] is not None
+        ]
+        blocks.append("\n".join([_text.table(shown, title=title), "", *means]).rstrip())
+    return "\n\n".join(blocks)
+
+
+def _shown(value: Any, width: int = 40) -> str | None:
+    if value is None:
+        return None
+    text = json.dumps(value) if isinstance(value, (list, Mapping)) else _recipe_layers.word(value)
+    return text if len(text) <= width else text[: width - 2] + " …"
 
 
 def _status_row(host: Mapping[str, Any], answers: bool) -> dict[str, Any]:
@@ -84,4 +115,9 @@ class FilterModule:
     """Filters of gb10.fleet that make text."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
-        return {"table": _text.table, "render_ranks": render_ranks, "cluster_status": cluster_status}
+        return {
+            "table": _text.table,
+            "render_ranks": render_ranks,
+            "cluster_status": cluster_status,
+            "explain_recipe": explain_recipe,
+        }

@@ -34,6 +34,11 @@ MANAGED_ARGS: dict[str, str] = {
     "master-addr": "the inventory variable fabric_address",
     "master-port": "master_port",
     "headless": "the inventory variable rank",
+    # TensorFold's names for the same.
+    "tp": "parallel.tensor",
+    "rank": "the inventory variable rank",
+    "master": "the inventory variable fabric_address",
+    "name": "served_name",
 }
 
 
@@ -54,6 +59,7 @@ class Key:
     maximum: float | None = None
     keys: Mapping[str, Key] | None = None
     items: Key | None = None
+    values: Key | None = None
     nullable: bool = False
 
 
@@ -108,9 +114,35 @@ _CHECKPOINT: dict[str, Key] = {
     ),
 }
 
+# What is laid over an image: a file of it with replacements, or a folder whose program runs at the start of the container.
+_MOD: dict[str, Key] = {
+    "name": _text(pattern=re.compile(r"^[\w.-]+$"), wanted="a name of letters, digits, dots and dashes"),
+    "target": _optional_text(pattern=re.compile(r"^/"), wanted="the path of a file in the image"),
+    "original_sha256": _optional_text(pattern=re.compile(r"^[0-9a-f]{64}$"), wanted="64 hexadecimal digits"),
+    "replace": Key((list,), [], items=_map({"anchor": _text(), "with": _text()}, REQUIRED)),
+    "folder": _optional_text(),
+    "run": _text("bash run.sh"),
+    # How to get the folder, for whoever does not have it.
+    "source": _text(""),
+    "log": _texts(),
+    # Hash of the folder's content, found when the recipe is read.
+    "digest": _optional_text(),
+}
+
+# What a user may set by a short name (see _recipe_layers.py).
+_OPTION_RULE: dict[str, Key] = {
+    "means": _text(""),
+    "to": _texts(),
+    "one_of": Key((list,), []),
+    "minimum": Key((int, float), None, nullable=True),
+    "maximum": Key((int, float), None, nullable=True),
+    "cases": _free_map(),
+}
+
 SCHEMA: dict[str, Key] = {
     "description": _text(""),
-    "engine": _text("vllm", choices=("vllm",)),
+    "extends": _optional_text(),
+    "engine": _text("vllm", choices=("vllm", "tensorfold", "kit")),
     "nodes": _int(minimum=1),
     "container_name": _optional_text(pattern=re.compile(r"^[a-zA-Z0-9][\w.-]*$"), wanted="a Docker container name"),
     "served_name": _text(),
@@ -149,11 +181,20 @@ SCHEMA: dict[str, Key] = {
         {
             "tensor": _int(1, minimum=1),
             "pipeline": _int(1, minimum=1),
-            "backend": _text("mp", choices=("mp",)),
+            "backend": _text("mp", choices=("mp", "ray")),
+            # Flags of `ray start` on every rank.
+            "ray_args": _free_map(),
         }
     ),
     "args": _free_map(),
+    # Flags that only this image's fork of the engine knows.
+    "fork_args": _texts(),
     "env": _free_map(),
+    # Shell lines that run in the container before the engine; one that fails ends the rank.
+    "start": _texts(),
+    "mods": Key((list,), [], items=_map(_MOD, REQUIRED)),
+    "options": _free_map(),
+    "option_rules": Key((dict,), {}, values=_map(_OPTION_RULE, REQUIRED)),
     "container": _map(
         {
             "network": _text("host"),
@@ -168,6 +209,8 @@ SCHEMA: dict[str, Key] = {
             "init": _bool(True),
             "stop_timeout_s": _int(60, minimum=1),
             "cache_dir": _optional_text(),
+            # Further writable folders: path in the container -> folder of the node.
+            "mounts": _free_map(),
         }
     ),
     # What the recipe asks of a node itself; playbooks/tune_kernel.yml applies it.
@@ -176,7 +219,12 @@ SCHEMA: dict[str, Key] = {
     "guard": _map({"keep": _text("load", choices=("load", "always", "off")), "floor_gib": _number(8, minimum=0.25)}),
     "readiness": _free_map(),
     "warmup": _text("chat", choices=("none", "chat", "shapes")),
-    "limits": _map({"gpu_memory_utilization": _number(0.85, minimum=0.05, maximum=1.0)}),
+    "limits": _map(
+        {
+            "gpu_memory_utilization": _number(0.85, minimum=0.05, maximum=1.0),
+            "context_tokens": Key((int,), None, minimum=1, nullable=True),
+        }
+    ),
     "expect": _free_map(),
 }
 
@@ -202,6 +250,9 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any] | None) -> dict[str, 
     for key, value in (over or {}).items():
         if value is None:
             out.pop(key, None)
+        elif key == "set":
+            # What an option's case lays over a recipe: its nulls are meant for that recipe.
+            out[key] = copy.deepcopy(value)
         elif isinstance(value, Mapping) and isinstance(out.get(key), Mapping):
             out[key] = merge(out[key], value)
         else:
@@ -242,6 +293,8 @@ def _check(path: str, value: Any, key: Key) -> Any:
         return _check_map(path, value, key.keys)
     if key.items is not None:
         return [_check(f"{path}[{i}]", item, key.items) for i, item in enumerate(value)]
+    if key.values is not None:
+        return {name: _check(f"{path}.{name}", item, key.values) for name, item in value.items()}
     return copy.deepcopy(value)
 
 
@@ -287,6 +340,24 @@ def _check_args(recipe: dict[str, Any]) -> None:
             )
 
 
+def _check_engine(recipe: dict[str, Any]) -> None:
+    """What belongs to one engine only, and what an engine needs."""
+    if recipe["engine"] == "kit" and recipe["args"]:
+        raise RecipeError(
+            f"args.{next(iter(recipe['args']))} has no place to go: the image of a kit builds the engine's command from env."
+        )
+    if recipe["parallel"]["backend"] == "ray" and recipe["engine"] != "vllm":
+        raise RecipeError(f"parallel.backend is ray, which the engine {recipe['engine']} does not know: set mp.")
+    for key in ("checkpoint", "drafter"):
+        if recipe[key] and recipe[key]["layout"] == "hub" and not recipe[key]["revision"]:
+            raise RecipeError(f"{key}.revision is missing: the layout hub has a folder for each commit.")
+    for mod in recipe["mods"]:
+        if bool(mod["folder"]) == bool(mod["target"] and mod["replace"]):
+            raise RecipeError(
+                f"mods {mod['name']} wants target and replace (a file of the image), or folder, one of them."
+            )
+
+
 def through_registry(reference: str, registry: str | None) -> str:
     """The same image at the site's own registry (``host:port`` or ``host/prefix``): the reference's registry host is replaced."""
     if not registry:
@@ -323,6 +394,7 @@ def normalise(name: str, recipe: Mapping[str, Any]) -> dict[str, Any]:
         raise RecipeError(
             f"parallel.tensor × parallel.pipeline = {ranks}, but nodes is {out['nodes']}: a GB10 has one GPU, make them equal."
         )
+    _check_engine(out)
     repo = out["checkpoint"]["repo"]
     for refused in out["checkpoint"]["refused"]:
         if refused["repo"] == repo:

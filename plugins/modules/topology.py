@@ -86,6 +86,11 @@ ansible_facts:
       description: The recipe with overrides merged and every default filled in.
       type: dict
       returned: success
+    topology_origins:
+      description: Where each value of the recipe that is not a default came from, by its dotted path.
+      type: dict
+      returned: success
+      sample: {args.max-model-len: recipe, options.context: command line}
     topology_spec:
       description: Rank spec of this host from what is declared (what the fabric role finds on the node is not in it yet).
       type: dict

@@ -4,59 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
-from pathlib import Path
 
 import pytest
-import yaml
+from rendered import FABRIC, GOLDEN, RECIPES, ROOT, engine_flags, recipe, spec
 
 from ansible_collections.gb10.fleet.plugins.filter.rank_spec import with_fabric
 from ansible_collections.gb10.fleet.plugins.module_utils import _rank_spec
-from ansible_collections.gb10.fleet.plugins.module_utils._recipe import merge, normalise
 
-ROOT = Path(__file__).resolve().parents[3]
 SEED = ROOT / "tests/fixtures/seeds/glm-5.3-flash-nvfp4.docker-run.txt"
-GOLDEN = ROOT / "tests/fixtures/golden"
-RECIPES = sorted(p.stem for p in (ROOT / "recipes").glob("*.yml"))
-# What a fabric role finds on a node; the seed leaves these to the reader ("each node's own").
-FABRIC = {
-    "NCCL_SOCKET_IFNAME": "enp1s0f0np0",
-    "GLOO_SOCKET_IFNAME": "enp1s0f0np0",
-    "TP_SOCKET_IFNAME": "enp1s0f0np0",
-    "MN_IF_NAME": "enp1s0f0np0",
-    "NCCL_IB_HCA": "rocep1s0f0",
-    "NCCL_IB_GID_INDEX": "3",
-    "NCCL_IB_ADDR_RANGE": "198.51.100.0/24",
-}
-
-
-def recipe(name: str, **overrides: object) -> dict:
-    return normalise(name, merge(yaml.safe_load((ROOT / f"recipes/{name}.yml").read_text()), overrides))
-
-
-def spec(name: str, rank: int, fabric: dict | None = None, **overrides: object) -> dict:
-    data = recipe(name, **overrides)
-    topology = {
-        "cluster": "alpha",
-        "rank": rank,
-        "size": data["nodes"],
-        "address": f"198.51.100.{11 + rank}",
-        "head_address": "198.51.100.11",
-        "models_dir": "/var/tmp/models",
-    }
-    return _rank_spec.rank_spec(data, topology, {"env": FABRIC if fabric is None else fabric})
-
-
-def engine_flags(words: list[str]) -> dict[str, object]:
-    """Flags of `vllm serve` as a mapping; JSON values as what they mean."""
-    flags: dict[str, object] = {}
-    name = ""
-    for word in words:
-        if word.startswith("--"):
-            name = word[2:]
-            flags[name] = True
-        else:
-            flags[name] = json.loads(word) if word.startswith("{") else word
-    return flags
 
 
 def docker_options(words: list[str]) -> tuple[set[tuple[str, str]], dict[str, str]]:
@@ -129,7 +84,7 @@ def test_launch_headless() -> None:
 
 def test_launch_args_mismatch() -> None:
     """Any difference outside the allow-list is named, with both values."""
-    ranks = [spec("glm-5.3-flash-nvfp4", 0), spec("glm-5.3-flash-nvfp4", 1, args={"max-num-seqs": 4})]
+    ranks = [spec("glm-5.3-flash-nvfp4", 0), spec("glm-5.3-flash-nvfp4", 1, options={"parallel": 4})]
     with pytest.raises(_rank_spec.RankSpecError, match=r"rank 1 differs from rank 0 in argv"):
         _rank_spec.check_group(ranks)
     ranks = [spec("glm-5.3-flash-nvfp4", 0), spec("glm-5.3-flash-nvfp4", 1, env={"NCCL_NET": "Socket"})]
@@ -160,7 +115,7 @@ def test_net_gid_drift_restarts_nothing() -> None:
 
 def test_hash_follows_what_starts_a_container_and_nothing_else() -> None:
     base = _rank_spec.spec_hash(spec("glm-5.3-flash-nvfp4", 0))
-    assert base != _rank_spec.spec_hash(spec("glm-5.3-flash-nvfp4", 0, args={"max-num-seqs": 4}))
+    assert base != _rank_spec.spec_hash(spec("glm-5.3-flash-nvfp4", 0, options={"parallel": 4}))
     assert base == _rank_spec.spec_hash(spec("glm-5.3-flash-nvfp4", 0, expect={"decode_tokens_per_s": 1}))
 
 
