@@ -32,6 +32,11 @@ def launch_specs(hosts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return specs
 
 
+def mods_with_files(recipe: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The mods of a recipe, each with ``file``, where it lies on a node."""
+    return [{**plain(mod), "file": _rank_spec.mod_file(mod)} for mod in recipe["mods"]]
+
+
 class FilterModule:
     """Filters of gb10.fleet that turn a rank spec into what Docker takes."""
 
@@ -39,6 +44,8 @@ class FilterModule:
         return {
             "rank_spec": _rank_spec.rank_spec,
             "launch_specs": launch_specs,
+            "engine_words": _rank_spec.engine_words,
+            "engine_mod_files": mods_with_files,
             "docker_run": _rank_spec.docker_run_text,
             "docker_container": _rank_spec.docker_container_options,
         }

@@ -136,7 +136,9 @@ _OPTION_RULE: dict[str, Key] = {
     "one_of": Key((list,), []),
     "minimum": Key((int, float), None, nullable=True),
     "maximum": Key((int, float), None, nullable=True),
-    "cases": _free_map(),
+    "cases": Key(
+        (dict,), {}, values=_map({"set": _free_map(), "at_most": _free_map(), "means": _text("")}, nullable=True)
+    ),
 }
 
 SCHEMA: dict[str, Key] = {

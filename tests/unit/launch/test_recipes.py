@@ -208,6 +208,11 @@ def test_a_kit_keeps_its_entrypoint_and_gets_its_settings_as_environment() -> No
             {"options": {"contxt": 1}},
             "options.contxt is not an option of this recipe: did you mean context?",
         ),
+        (
+            "glm-5.3-flash-nvfp4",
+            {"option_rules": {"kv": {"cases": {"fp9": {"sets": {}}}}}},
+            "option_rules.kv.cases.fp9.sets is not a key of a recipe: did you mean set?",
+        ),
         ("glm-5.3-flash-nvfp4", {"options": {"parallel": "many"}}, "options.parallel is 'many', wanted a number ("),
         (
             "glm-5.3-flash-nvfp4",
