@@ -27,7 +27,7 @@ class Call:
 
 @dataclass
 class StubEngine:
-    """Streams ``chunks`` events ``delay_s`` apart. ``gate``: hold every answer until it is set. ``big``: bytes of padding an event."""
+    """Streams ``chunks`` events ``delay_s`` apart, each padded by ``big`` bytes. ``gate`` holds every answer until it is set."""
 
     chunks: int = 3
     delay_s: float = 0.0
@@ -56,7 +56,7 @@ class StubEngine:
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.raw_path == "/health":
             return web.Response()
-        request._client_max_size = 0  # noqa: SLF001 - no limit here
+        request._client_max_size = 0  # no limit here
         body = await request.read()
         if self.record:
             self.calls.append(Call(request.raw_path, list(request.headers.items()), body))

@@ -68,12 +68,12 @@ class Setup:
         async with self.client.post(self.url(path), data=data, headers=given) as answer:
             return answer.status, {k.lower(): v for k, v in answer.headers.items()}, await answer.read()
 
-    async def raw(self, request: bytes) -> bytes:
+    async def raw(self, request: bytes, to_end: bool = False) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(request)
         await writer.drain()
         with contextlib.suppress(asyncio.TimeoutError, ConnectionError):
-            answer = await asyncio.wait_for(reader.read(65536), 5)
+            answer = await asyncio.wait_for(reader.read() if to_end else reader.read(65536), 5)
         writer.close()
         return answer
 

@@ -91,7 +91,8 @@ def test_a_forced_limit_has_no_other_spelling() -> None:
 
 
 def test_all_other_bytes_stay_as_they_came() -> None:
-    raw = b'{"model":"x", "temperature":1.0e-0,"seed":12345678901234567890,"messages":[{"role":"user",  "content":"\\u00e4\xc3\xa4"}]}'
+    raw = b'{"model":"x", "temperature":1.0e-0,"seed":12345678901234567890,'
+    raw += b'"messages":[{"role":"user",  "content":"\\u00e4\xc3\xa4"}]}'
     out = Rules(CHAT, {}, RULED).apply(Body(raw), "chat", "glm")
     assert b'"temperature":1.0e-0' in out and b"12345678901234567890" in out
     assert b'"messages":[{"role":"user",  "content":"\\u00e4\xc3\xa4"}]' in out
@@ -163,8 +164,14 @@ names = st.sampled_from(
         "reasoning",
         "effort",
         "extra_body",
+        "enable_thinking",
+        "thinking",
+        "clear_thinking",
+        "max_tokens",
+        "messages",
+        "temperature",
+        "ä",
     ]
-    + ["enable_thinking", "thinking", "clear_thinking", "max_tokens", "messages", "temperature", "ä"]
 ) | st.text(max_size=3)
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
