@@ -26,6 +26,7 @@ from ansible.utils.display import Display
 from ansible_collections.gb10.fleet.plugins.module_utils import _findings
 from ansible_collections.gb10.fleet.plugins.module_utils._engine_log import ORDER, STAGES, later
 from ansible_collections.gb10.fleet.plugins.module_utils._rank_findings import merged, of_cluster, of_rank, proposal
+from ansible_collections.gb10.fleet.plugins.module_utils._rank_spec import LABEL_ENGINE
 from ansible_collections.gb10.fleet.plugins.module_utils._rank_state import (
     BUDGET_OF,
     BUDGETS,
@@ -46,6 +47,8 @@ from ansible_collections.gb10.fleet.plugins.module_utils._rank_state import (
 display = Display()
 
 LONG_POLL_S = 2.0
+# How often an engine is asked whose log says nothing of its stages.
+ASK_S = 5.0
 # After the first sign of trouble every rank is looked at once more, so that the first error by time is known, not the loudest.
 SETTLE_S = 0.8
 SETTLE_LIMIT_S = 4.0
@@ -135,6 +138,7 @@ class ActionModule(ActionBase):
         self.started = time.time()
         self.board = Board(self._folder())
         self.report: dict[str, Any] = {"host": self.host, "rank": self.rank, "at": 0.0}
+        self.asked_at = 0.0
         self.printed: tuple[Any, ...] = ()
         self.printed_at = 0.0
         return self._watch()
@@ -239,7 +243,14 @@ class ActionModule(ActionBase):
         return wanted
 
     def _may_answer(self) -> bool:
-        return self.rank == 0 and ORDER[stage_of(self.report)] >= ORDER["server"] and not self.report.get("answer")
+        if self.rank != 0 or self.report.get("answer"):
+            return False
+        engine = (self.report.get("labels") or {}).get(LABEL_ENGINE, "vllm")
+        if not engine.startswith("vllm") and time.time() - self.asked_at >= ASK_S:
+            # An engine whose log says nothing of its stages is asked from time to time.
+            self.asked_at = time.time()
+            return True
+        return ORDER[stage_of(self.report)] >= ORDER["server"]
 
     def _head_serves(self) -> bool:
         head = self.board.get(f"{self.members[0]}.json") or {}

@@ -38,8 +38,11 @@ ORDER = {name: number for number, name in enumerate(STAGES)}
 _STAGE_LINES: tuple[tuple[str, str], ...] = (
     ("config", r"non-default args: |Resolved architecture: |Using max model len "),
     ("engine", r"Initializing a V1 LLM engine|Launching vLLM .*headless|DP group leader: node_rank="),
-    ("rendezvous", r"world_size=(?P<world>\d+) rank=(?P<rank>\d+) .*distributed_init_method="),
-    ("joined", r"rank \d+ in world size \d+ is assigned"),
+    (
+        "rendezvous",
+        r"world_size=(?P<world>\d+) rank=(?P<rank>\d+) .*distributed_init_method=|\[ray\] waiting for the head",
+    ),
+    ("joined", r"rank \d+ in world size \d+ is assigned|Ray runtime started"),
     ("load", r"Starting to load model|Loading safetensors checkpoint shards"),
     ("loaded", r"Loading weights took|Model loading took"),
     (
@@ -85,7 +88,7 @@ _WORDS: tuple[str, ...] = (
     "largest fitting", "cannot rejoin", "error: ", "non-default", "Resolved arch", "Using max", "Initializing a V1",
     "Launching vLLM", "DP group", "world_size=", "is assigned", "Starting ", "Loading ", "Model loading", "torch.compile",
     "Dynamo", "Compiling", "Cache the", "Autotuning", "KV cache", "kv-cache-memory", "Capturing", "Graph capt", "init engine",
-    "Application ", "[shutdown]", "Setting attention", "max_num_batched",
+    "Application ", "[shutdown]", "Setting attention", "max_num_batched", "[ray] ", "Ray runtime",
 )  # fmt: skip
 # In a flood (megabytes at once) only these are looked for: errors, and the stages. Raw bytes, as Docker's file holds them.
 _FLOOD_ERROR = re.compile(rb"E(?:RROR|rror|rrno|xception|ADDRINUSE|ngineDead)")
@@ -94,7 +97,7 @@ _FLOOD_WORDS: tuple[bytes, ...] = (
 )  # fmt: skip
 # Only as long as the engine has not begun to serve.
 _FLOOD_STAGES: tuple[bytes, ...] = (
-    b"largest fitting", b"world_size=", b"is assigned as", b"Starting to load", b"Loading safetensors", b"Loading weights took",
+    b"largest fitting", b"world_size=", b"[ray] waiting", b"Ray runtime started", b"is assigned as", b"Starting to load", b"Loading safetensors", b"Loading weights took",
     b"KV cache size: ", b"Graph capturing finished", b"Starting vLLM", b"Application startup",
 )  # fmt: skip
 _FACTS: tuple[tuple[str, re.Pattern[str]], ...] = (

@@ -13,12 +13,15 @@ from typing import Any
 
 from ansible_collections.gb10.fleet.plugins.module_utils import _failures
 from ansible_collections.gb10.fleet.plugins.module_utils._findings import ERROR, NOTE, WARNING, Finding
+from ansible_collections.gb10.fleet.plugins.module_utils._rank_spec import LABEL_ENGINE
 
 # What the engine wants in /dev/shm at least (fixture shm_too_small_head.log).
 SHM_BYTES = 160 << 20
 KV_GAP_GIB = 1.0
 # Flags in which the ranks of a cluster differ by their nature.
-PER_RANK_FLAGS = ("node-rank", "headless", "host")
+PER_RANK_FLAGS = ("node-rank", "rank", "headless", "host", "name", "port")
+# The ranks of a Ray cluster have different commands: the head runs the engine, the others a node of Ray.
+DIFFERENT_COMMANDS = "vllm/ray"
 READY_TIMEOUT = "VLLM_ENGINE_READY_TIMEOUT_S"
 READY_TIMEOUT_DEFAULT_S = 600
 
@@ -49,6 +52,11 @@ def argument_difference(mine: Sequence[str], others: Sequence[str]) -> str | Non
         shown = f"--{name}" if name else "the model"
         return f"{shown} {here.get(name, 'is missing') or 'set'} here, {there.get(name, 'is missing') or 'set'} there"
     return None
+
+
+def comparable(report: Mapping[str, Any]) -> bool:
+    """Whether this rank's command is known, and has to be that of the other ranks."""
+    return bool(report.get("argv")) and (report.get("labels") or {}).get(LABEL_ENGINE) != DIFFERENT_COMMANDS
 
 
 def command_words(report: Mapping[str, Any]) -> list[str]:
@@ -155,7 +163,7 @@ def of_cluster(reports: Sequence[Mapping[str, Any]]) -> list[Finding]:
 
 def _arguments(reports: Sequence[Mapping[str, Any]]) -> list[Finding]:
     out = []
-    there = [r for r in reports if r.get("argv")]
+    there = [r for r in reports if comparable(r)]
     for report in there[1:]:
         if difference := argument_difference(command_words(report), command_words(there[0])):
             said = _failures.explain("launch-args-mismatch", {"other": there[0]["host"], "difference": difference})

@@ -22,6 +22,7 @@ from ansible_collections.gb10.fleet.plugins.module_utils._engine_log import ORDE
 from ansible_collections.gb10.fleet.plugins.module_utils._rank_findings import (
     argument_difference,
     command_words,
+    comparable,
     entrypoint_ignores_headless,
 )
 
@@ -250,7 +251,7 @@ def mismatch(reports: Sequence[Mapping[str, Any]]) -> Trouble | None:
             return Trouble(
                 report["host"], "launch-apiserver-entrypoint", float(report["at"]), 0, "", {"entrypoint": words}
             )
-        known = report.get("argv") and head.get("argv")
+        known = comparable(report) and comparable(head)
         difference = argument_difference(command_words(report), command_words(head)) if known else None
         if difference:
             groups = {"other": head["host"], "difference": difference}

@@ -15,6 +15,8 @@ description:
   - Then confirms that nothing is left - no container, none of its processes, no listener on O(ports) - and fails with what is left
     otherwise. A rank that is believed gone and is not makes the next start hang (cases launch-stop-leftover, launch-port-in-use).
   - A head that is stuck in its rendezvous ignores SIGTERM; it is killed after O(stop_timeout_s).
+  - A process that outlives its container (Ray's, of a container with the node's process numbers) is killed. It is known by number
+    and start time from the container that it was in, never by a name.
 author:
   - The gb10.fleet maintainers (@gb10-fleet)
 extends_documentation_fragment:
@@ -69,7 +71,10 @@ seconds:
   sample: 2.4
 """
 
+import contextlib
 import json
+import os
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -157,6 +162,14 @@ class RankStop:
         self.docker("stop", "--time", str(grace), container["id"], timeout_s=grace + 60)
         self.docker("rm", "--force", container["id"], timeout_s=120)
 
+    @staticmethod
+    def kill(processes: dict[int, str]) -> None:
+        """End what is left of removed containers. Processes of another user stay; the confirmation names them."""
+        for pid, start in process_starts(list(processes)).items():
+            if processes[pid] == start:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+
     def left_over(self, processes: dict[int, str], watched: set[int]) -> list[str]:
         left = [f"container {c['name']} ({c['status']})" for c in self.find()]
         alive = process_starts(list(processes))
@@ -177,6 +190,7 @@ class RankStop:
             processes = self.processes(containers)
             with ThreadPoolExecutor(max_workers=4) as pool:
                 list(pool.map(self.stop, containers))
+            self.kill(processes)
             watched = {int(c["port"]) for c in containers if c["port"].isdigit()} | set(self.params["ports"])
             self.confirm(processes, watched)
         result["seconds"] = round(time.monotonic() - started, 2)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
-from ansible_collections.gb10.fleet.plugins.modules.rank_stop import listening_ports, process_starts
+from ansible_collections.gb10.fleet.plugins.modules.rank_stop import RankStop, listening_ports, process_starts
 
 # /proc/net/tcp of a node: a listener on 8000 and one on 22, an established connection from 8000.
 TCP = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
@@ -27,3 +28,13 @@ def test_a_process_is_known_by_pid_and_start_time(tmp_path: Path) -> None:
     fields = " ".join(["S", *map(str, range(4, 22)), "4242", "0"])
     (tmp_path / "77/stat").write_text(f"77 (VLLM::Worker (TP0)) {fields}\n")
     assert process_starts([77], tmp_path) == {77: "4242"}
+
+
+def test_a_process_that_outlives_its_container_is_killed_by_number_and_start_time() -> None:
+    """Ray's processes outlive a container with the node's process numbers; a number that another process has now is left alone."""
+    with subprocess.Popen(["sleep", "60"]) as orphan:
+        start = process_starts([orphan.pid])[orphan.pid]
+        RankStop.kill({orphan.pid: "1"})
+        assert orphan.poll() is None
+        RankStop.kill({orphan.pid: start, 2**22 + 1: "5"})
+        assert orphan.wait(10) == -9

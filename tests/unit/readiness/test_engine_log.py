@@ -15,6 +15,12 @@ CASES = LOGS.parent / "cases"
 
 # log: verdict, stage, id of the first error, what its line says. Read from the captures themselves.
 TABLE: dict[str, tuple[str, str | None, str | None, str]] = {
+    "address_not_local_head": (
+        "failed",
+        "engine",
+        "net-host-ip-foreign",
+        "Cannot assign requested address (addr='tcp://198.51.100.250:0')",
+    ),
     "bad_block_size": ("failed", "kv_cache", "engine-block-size", "No common block size for 16"),
     "head_alone_bounded_timeout_head": ("failed", "rendezvous", "launch-rendezvous-timeout", "1/2 clients joined"),
     "head_killed_worker": ("stopped", "stopped", None, ""),
@@ -26,10 +32,11 @@ TABLE: dict[str, tuple[str, str | None, str | None, str]] = {
     ),
     "load_error_head": ("failed", "load", "ckpt-missing-file", "/opt/model/model.safetensors"),
     "load_error_worker": ("failed", "load", "ckpt-missing-file", "/opt/model/model.safetensors"),
+    "no_weights_worker": ("failed", "load", "ckpt-no-weights", "Cannot find any model weights with"),
     "port_in_use": ("failed", "config", "launch-port-in-use", "[Errno 98] Address already in use"),
     "pp2_eager_first_chat_500_head": ("failed", "ready", "launch-pp-eager", "KeyError: 'chatcmpl-"),
     "pp2_success_head": ("ready", "ready", None, ""),
-    "ray_head_start": ("starting", None, None, ""),
+    "ray_head_start": ("starting", "joined", None, ""),
     "ray_refused_on_cpu_head": ("failed", "engine", "launch-ray-platform", "current platform cpu does not support ray"),
     "shm_too_small_head": ("failed", "engine", "launch-shm-small", "160 MiB required, 64 MiB free"),
     "shm_too_small_worker_waits": ("starting", "rendezvous", None, ""),

@@ -8,6 +8,7 @@ from typing import Any
 
 from ansible_collections.gb10.fleet.plugins.module_utils import _failures
 from ansible_collections.gb10.fleet.plugins.module_utils import _rank_findings as findings
+from ansible_collections.gb10.fleet.plugins.module_utils._rank_state import mismatch
 from ansible_collections.gb10.fleet.plugins.modules import rank_info
 
 CASES = Path(__file__).parents[2] / "fixtures" / "cases"
@@ -155,3 +156,29 @@ def test_the_same_finding_of_two_nodes_is_said_once() -> None:
     said = findings.merged(both)
     assert [(f.node, f.code) for f in said] == [("spark-01, spark-02", "launch-no-init")]
     assert said[0].text.startswith("spark-01, spark-02: the container has no init")
+
+
+def test_the_ranks_of_a_ray_cluster_have_different_commands() -> None:
+    """The head runs the engine, a worker is a node of Ray; TensorFold's ranks differ in rank, name and port. No mismatch."""
+    ray = {"gb10.fleet.engine": "vllm/ray"}
+    head = {
+        "host": "a",
+        "rank": 0,
+        "labels": ray,
+        "entrypoint": ["bash", "-ec"],
+        "argv": ["x", "rank", "vllm", "serve", "/m"],
+    }
+    worker = {**head, "host": "b", "rank": 1, "argv": ["y", "rank", "ray", "start", "--block"]}
+    assert mismatch([head, worker]) is None
+    words = ["tensorfold", "serve", "/m", "--tp", "2", "--rank"]
+    head = {
+        "host": "a",
+        "rank": 0,
+        "argv": [*words, "0", "--name", "m", "--host", "0.0.0.0", "--port", "8888"],
+        "at": 0.0,
+    }
+    worker = {"host": "b", "rank": 1, "argv": [*words, "1"], "at": 0.0}
+    assert mismatch([head, worker]) is None
+    found = mismatch([head, {**worker, "argv": [*words, "1", "--context", "8"]}])
+    assert found is not None
+    assert found.groups["difference"] == "--context 8 here, is missing there"
