@@ -260,7 +260,9 @@ def duration(seconds: float) -> str:
 
 
 def progress_line(progress: Mapping[str, Any]) -> str:
-    """One line of a running job: ``checkpoint: 12.4 of 172.3 GiB, 612 MB/s, 4 min 20 s left``."""
+    """One line of a running job: ``checkpoint: 12.4 of 172.3 GiB, 612 MB/s, 4 min 20 s left``, or its own ``line``."""
+    if progress.get("line"):
+        return str(progress["line"])
     done, total, rate = progress.get("done", 0), progress.get("total", 0), progress.get("rate", 0.0)
     words = (
         f"{progress.get('what', '')}: {gib(done)} of {gib(total)}"

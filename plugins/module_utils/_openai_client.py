@@ -58,7 +58,7 @@ class Endpoint:
 
     @contextlib.contextmanager
     def request(
-        self, method: str, path: str, deadline: Deadline, body: Mapping[str, Any] | None = None
+        self, method: str, path: str, deadline: Deadline, body: Mapping[str, Any] | bytes | None = None
     ) -> Iterator[tuple[http.client.HTTPResponse, Any]]:
         """The open response and its socket (so that the caller can bound each read)."""
         kind = http.client.HTTPSConnection if self.tls else http.client.HTTPConnection
@@ -69,9 +69,8 @@ class Endpoint:
         try:
             connection.connect()
             sock = connection.sock
-            connection.request(
-                method, self.base + path, json.dumps(body).encode() if body is not None else None, headers
-            )
+            data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+            connection.request(method, self.base + path, data, headers)
             sock.settimeout(deadline.left())
             yield connection.getresponse(), sock
         finally:
@@ -85,9 +84,21 @@ class Endpoint:
                 return response.status, []
             return 200, [str(m.get("id")) for m in json.loads(body).get("data", [])]
 
+    def text(
+        self, method: str, path: str, deadline: Deadline, body: Mapping[str, Any] | None = None
+    ) -> tuple[int, str]:
+        """Status and body of any other request, such as /metrics or /tokenize."""
+        with self.request(method, path, deadline, body) as (response, sock):
+            pieces = []
+            while piece := response.read1(1 << 20):
+                pieces.append(piece)
+                sock.settimeout(deadline.left())
+            return response.status, b"".join(pieces).decode("utf-8", "replace")
+
     def chat(self, model: str, prompt: str, max_tokens: int, deadline: Deadline, **extra: Any) -> dict[str, Any]:
-        """One streamed chat completion: ``{status, text, completion_tokens, prompt_tokens, cached_tokens, ttft_s, total_s,
-        tokens_per_s, finish_reason, error}``. Thinking counts as text when there is no other.
+        """One streamed chat completion: ``{status, text, content, tool_calls, completion_tokens, prompt_tokens, cached_tokens,
+        ttft_s, total_s, tokens_per_s, finish_reason, error}``. ``text`` is the thinking when there is no content;
+        ``tool_calls`` are ``{name, arguments}`` as they came.
         """
         body = {
             "model": model,
@@ -99,8 +110,9 @@ class Endpoint:
             **extra,
         }
         answer = _Answer()
+        data = json.dumps(body).encode()  # a megabyte of prompt takes milliseconds: not the engine's
         begun = time.monotonic()
-        with self.request("POST", "/v1/chat/completions", deadline, body) as (response, sock):
+        with self.request("POST", "/v1/chat/completions", deadline, data) as (response, sock):
             if response.status != 200:
                 text = response.read(4096).decode("utf-8", "replace")
                 return answer.result(response.status, begun, _message(text) or f"HTTP {response.status}")
@@ -123,6 +135,7 @@ class _Answer:
     def __init__(self) -> None:
         self.text: list[str] = []
         self.thinking: list[str] = []
+        self.calls: dict[int, dict[str, str]] = {}
         self.first: float | None = None
         self.last: float = 0.0
         self.pieces = 0
@@ -145,6 +158,10 @@ class _Answer:
                 self.pieces += 1
                 self.text.append(said)
                 self.thinking.append(thought)
+                for part in delta.get("tool_calls") or []:
+                    call = self.calls.setdefault(part.get("index") or 0, {"name": "", "arguments": ""})
+                    for name, piece in (part.get("function") or {}).items():
+                        call[name] = call.get(name, "") + (piece or "")
 
     def result(self, status: int, begun: float, error: str | None = None) -> dict[str, Any]:
         tokens = self.usage.get("completion_tokens") or self.pieces
@@ -155,6 +172,8 @@ class _Answer:
         return {
             "status": status,
             "text": "".join(self.text) or "".join(self.thinking),
+            "content": "".join(self.text),
+            "tool_calls": [self.calls[index] for index in sorted(self.calls)],
             "completion_tokens": tokens,
             "prompt_tokens": self.usage.get("prompt_tokens"),
             "cached_tokens": details.get("cached_tokens"),

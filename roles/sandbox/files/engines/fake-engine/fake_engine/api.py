@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import socket
 import time
@@ -66,6 +67,30 @@ def rendered(messages: list[dict[str, Any]]) -> str:
             content = "".join(str(part.get("text", "")) for part in content)
         out += f"<|im_start|>{message.get('role')}\n{content}<|im_end|>\n"
     return out + "<|im_start|>assistant\n"
+
+
+SAMPLES: dict[str, object] = {
+    "string": "Paris", "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {},
+}  # fmt: skip
+
+
+def sample(schema: Mapping[str, Any]) -> dict[str, object]:
+    """An object that fits a flat JSON schema."""
+    properties = schema.get("properties") or {}
+    return {name: SAMPLES.get(kind.get("type"), "Paris") for name, kind in properties.items()}
+
+
+def fitting(body: Mapping[str, Any]) -> str | None:
+    """The answer that `response_format` asks for, on one line."""
+    wanted = (body.get("response_format") or {}).get("json_schema")
+    return text_of(sample(wanted.get("schema") or {})) if wanted else None
+
+
+def found(prompt: str) -> str | None:
+    """The answer to "What is the code of the X?" when the prompt says "The code of the X is Y." somewhere."""
+    asked = re.search(r"What is the code of the (\w+)\?", prompt)
+    said = re.search(rf"The code of the {asked[1]} is (\S+)\.", prompt) if asked else None
+    return said[1] if said else None
 
 
 class Api:
@@ -132,6 +157,7 @@ class Api:
         if answer == "echo":
             said = [message for message in body.get("messages", []) if message.get("role") == "user"]
             job.answer = str(said[-1].get("content")) if said else str(body.get("prompt", ""))
+        job.answer = fitting(body) or found(prompt) or job.answer
         return job
 
     def thinks(self, body: Mapping[str, Any]) -> bool:
@@ -155,10 +181,7 @@ class Api:
         function = next(
             (tool["function"] for tool in tools if tool["function"]["name"] == wanted), tools[0]["function"]
         )
-        samples = {"string": "Paris", "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}
-        properties = (function.get("parameters") or {}).get("properties") or {}
-        values = {name: samples.get(kind.get("type"), "Paris") for name, kind in properties.items()}
-        arguments = json.dumps(values)
+        arguments = json.dumps(sample(function.get("parameters") or {}))
         if "bad_tool_call" in self.engine.settings.serving():
             arguments = arguments[: max(1, len(arguments) // 2)]
         name = {"name": function["name"], "arguments": arguments}
