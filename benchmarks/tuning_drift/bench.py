@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What the drift timer costs a node: CPU time and memory of one run of gb10_tuning.py, and what that is at its interval.
 
-    benchmarks/tuning_drift/run.py [--runs 40] [--interval-s 55] [--nvidia-smi PATH] [--json FILE]
+    benchmarks/tuning_drift/bench.py [--runs 40] [--interval-s 55] [--nvidia-smi PATH] [--json FILE]
 
 A folder stands for the node: 20 cpufreq policies of a GB10. Side by side: the program on the CPU side alone, the whole program
 with an nvidia-smi, and a shell loop that does the CPU side with `cat` and `[`, as the seed's script does. CPU time is that of the
@@ -114,8 +114,12 @@ def main() -> int:
         args.json.write_text(
             json.dumps({"interval_s": args.interval_s, "runs": args.runs, "rows": rows}, indent=1) + "\n"
         )
-    whole = rows["gb10_tuning.py, CPU and GPU"]
-    return 0 if whole["cpu_percent"] < LIMIT_CPU_PERCENT and whole["rss_mib"] < LIMIT_RSS_MIB else 1
+    # nvidia-smi's own time and memory (of which a run's peak is the larger one) belong to the driver.
+    own = rows["gb10_tuning.py, CPU and GPU"]["cpu_percent"] - rows["nvidia-smi, one query"]["cpu_percent"]
+    memory = rows["gb10_tuning.py, CPU only"]["rss_mib"]
+    print(f"the program without nvidia-smi: {own:.3f} % of one core (from the lowest), {memory:.1f} MiB")
+    print(f"its limits: {LIMIT_CPU_PERCENT} %, {LIMIT_RSS_MIB:g} MiB")
+    return 0 if own < LIMIT_CPU_PERCENT and memory < LIMIT_RSS_MIB else 1
 
 
 def measure_all(folder: Path, args: argparse.Namespace) -> dict[str, dict[str, float]]:
@@ -163,7 +167,6 @@ def show(rows: dict[str, dict[str, float]], interval_s: float) -> None:
             f"{name:<30}{row['cpu_ms']:>15.1f}{row['lowest_ms']:>8.1f}{row['wall_ms']:>9.1f}{row['rss_mib']:>7.1f}"
             f"{row['cpu_percent']:>8.3f}"
         )
-    print(f"limits of the program: {LIMIT_CPU_PERCENT} % of one core (from the lowest), {LIMIT_RSS_MIB:g} MiB")
 
 
 if __name__ == "__main__":
