@@ -52,6 +52,12 @@ class ClientGone(Exception):
     """The client closed its connection while its answer was written."""
 
 
+class WholeResponse(web.StreamResponse):
+    """An answer whose length is known: its headers go out together with its body, in one system call."""
+
+    _send_headers_immediately = False
+
+
 class Watch:
     """Ends a request that takes too long as a whole, or whose client neither reads nor writes; remembers why."""
 
@@ -252,14 +258,16 @@ class Gateway:
             sent = self.rules[lane_name].apply(body, route, self.settings.model)
             del raw, body
             lane = self.queue.lanes[lane_name]
+            asked = time.monotonic()
             ticket = await self.queue.enter(
                 lane, key.name, key.max_concurrent, min(weight, lane.capacity) if path == "/v1/embeddings" else weight
             )
             granted = time.monotonic()
             try:
-                record.wait_s = granted - record.started
+                record.wait_s = granted - asked
                 self.metrics.wait.labels(lane_name).observe(record.wait_s)
-                self._refuse_when_held()
+                if record.wait_s > 0.001:  # it waited, and meanwhile things may have changed
+                    self._refuse_when_held()
                 return await self._relay(request, path, sent, record, watch)
             finally:
                 self.queue.leave(ticket, time.monotonic() - granted)
@@ -340,7 +348,8 @@ class Gateway:
         headers["Server"] = "gb10-gateway"
         headers["X-Gateway-Lane"] = record.lane
         headers["X-Gateway-Wait-Ms"] = str(round((record.wait_s or 0) * 1000))
-        response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=headers)
+        kind = web.StreamResponse if answer.content_length is None else WholeResponse
+        response = kind(status=answer.status, reason=answer.reason, headers=headers)
         record.status = answer.status
         if answer.content_length is not None:
             response.content_length = answer.content_length
