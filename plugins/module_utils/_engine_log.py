@@ -97,7 +97,8 @@ _FLOOD_WORDS: tuple[bytes, ...] = (
 )  # fmt: skip
 # Only as long as the engine has not begun to serve.
 _FLOOD_STAGES: tuple[bytes, ...] = (
-    b"largest fitting", b"world_size=", b"[ray] waiting", b"Ray runtime started", b"is assigned as", b"Starting to load", b"Loading safetensors", b"Loading weights took",
+    b"largest fitting", b"[ray] waiting", b"Ray runtime started", b"world_size=", b"is assigned as",
+    b"Starting to load", b"Loading safetensors", b"Loading weights took",
     b"KV cache size: ", b"Graph capturing finished", b"Starting vLLM", b"Application startup",
 )  # fmt: skip
 _FACTS: tuple[tuple[str, re.Pattern[str]], ...] = (

@@ -76,11 +76,11 @@ def recorded(name: str) -> str:
 class Process:
     """One rank; its lines arrive as events."""
 
-    def __init__(self, argv: list[str], environment: dict[str, str]) -> None:
+    def __init__(self, argv: list[str], environment: dict[str, str], program: str = "vllm") -> None:
         base = {"PATH": os.environ["PATH"], "FAKE_ENGINE_START_S": "0", "FAKE_ENGINE_PLATFORM": "cpu"}
         base |= {"TORCH_COMPILE_DISABLE": "1", "PYTHONDONTWRITEBYTECODE": "1", "FAKE_ENGINE_WORKER_STOP_S": "0"}
         self.child = subprocess.Popen(
-            [sys.executable, str(ENGINES / "fake-engine" / "vllm"), *argv],
+            [sys.executable, str(ENGINES / "fake-engine" / program), *argv],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=base | environment,
@@ -212,6 +212,26 @@ def cluster() -> Iterator[Callable[..., Cluster]]:
 
     def make(*extra: str, **more: Any) -> Cluster:
         made.append(Cluster(*extra, **more))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+
+
+@pytest.fixture
+def free() -> Callable[[], int]:
+    """Gives ports that nothing listens on."""
+    return free_port
+
+
+@pytest.fixture
+def process() -> Iterator[Callable[..., Process]]:
+    """Starts single ranks and ends them all."""
+    made: list[Process] = []
+
+    def make(argv: list[str], environment: dict[str, str], program: str = "vllm") -> Process:
+        made.append(Process(argv, environment, program))
         return made[-1]
 
     yield make

@@ -153,7 +153,11 @@ def build_fake_engine(options: argparse.Namespace, digest: str) -> None:
         raise BuildError(f"no image {options.base} to take Python from; the sandbox's node image has to be built first")
     run = ["docker", "run", "--rm", "--volume", f"{source}:/source:ro", "--env", "PYTHONDONTWRITEBYTECODE=1"]
     run += ["--entrypoint", "python3", options.base, "/source/pack.py", "/source"]
-    lines = [ENTRYPOINT, "ENV PATH=/usr/bin:/bin LC_ALL=C.UTF-8 PYTHONUNBUFFERED=1", *label_lines(digest)]
+    lines = [
+        'ENTRYPOINT ["/opt/fake-engine/entrypoint"]',
+        "ENV PATH=/usr/bin:/bin LC_ALL=C.UTF-8 PYTHONUNBUFFERED=1",
+        *label_lines(digest),
+    ]
     piped(run, ["docker", "import", *changes(*lines), "-", options.reference], 600)
 
 

@@ -63,9 +63,13 @@ def main() -> int:
         shutil.copytree(source, engine, ignore=shutil.ignore_patterns("pack.py", "__pycache__", "*.txt"))
         compileall.compile_dir(str(engine), quiet=1, stripdir=str(engine), prependdir=INSTALLED)
         out.add(str(engine), arcname=INSTALLED.lstrip("/"))
-        link = tarfile.TarInfo("usr/bin/vllm")
-        link.type, link.linkname = tarfile.SYMTYPE, f"{INSTALLED}/vllm"
-        out.addfile(link)
+        for name in ("vllm", "tensorfold"):
+            link = tarfile.TarInfo(f"usr/bin/{name}")
+            link.type, link.linkname = tarfile.SYMTYPE, f"{INSTALLED}/{name}"
+            out.addfile(link)
+            # Its modules, so that its parser can be asked without it.
+            out.add(str(engine / "shims" / name), arcname=f"usr/lib/python3/dist-packages/{name}")
+        out.add(str(engine / "kit"), arcname="opt/glm53")
         for path in EMPTY:
             folder = tarfile.TarInfo(path.lstrip("/"))
             folder.type, folder.mode = tarfile.DIRTYPE, 0o1777 if "tmp" in path else 0o755

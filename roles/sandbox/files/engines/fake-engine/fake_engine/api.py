@@ -105,6 +105,8 @@ class Api:
         self.auto_tools = bool(given.get("enable_auto_tool_choice"))
         self.reasons = bool(given.get("reasoning_parser"))
         self.began = int(time.time())
+        # What /health tells; vLLM's says nothing.
+        self.health: dict[str, Any] | None = None
 
     def models(self) -> dict[str, Any]:
         page = shape("get /v1/models")
@@ -236,7 +238,7 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(401, {"error": "Unauthorized"})
         elif path in ("/health", "/ping"):
             sick = engine.dead.is_set() or "unhealthy" in engine.faults()
-            self.reply(503 if sick else 200)
+            self.reply(503 if sick else 200, api.health if path == "/health" else None)
         elif path == "/metrics":
             engine.faults()
             self.reply(200, engine.page.text(), "text/plain; version=0.0.4; charset=utf-8")

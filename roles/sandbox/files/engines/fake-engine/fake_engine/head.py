@@ -161,6 +161,7 @@ class Head(Runner):
         ended = engine.on_death = self.ended
         self.pass_time(self.settings.delay_s("server"))
         api = Api(engine, [name for name in names if name], self.environment)
+        self.dress(api)
         self.server = Server(bound, api)
         threading.Thread(target=self.server.serve_forever, args=(0.1,), daemon=True).start()
         self.journal.stage("server")
@@ -177,6 +178,9 @@ class Head(Runner):
             time.sleep(0.25)
             self.server.server_close()
             self.journal.tail("headfirst_then_worker_killed_idle_head.log", r"^INFO:     Shutting down")
+
+    def dress(self, api: Api) -> None:
+        """What another engine's API tells besides."""
 
     def averages(self, engine: Engine, ended: threading.Event) -> None:
         """The log's line of throughput, while tokens come and once more after."""

@@ -1,0 +1,8 @@
+# Copyright (c) The gb10.fleet maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Stands for a start patch of the EXL3 kit."""
+
+import os
+
+print(f"[kit] dense fp8: {os.environ['GLM53_DENSE_FP8']}", flush=True)
