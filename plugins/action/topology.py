@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 from ansible.errors import AnsibleActionFail
+from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 from ansible.utils.vars import load_extra_vars
 
@@ -51,6 +52,7 @@ SHARED_VARIABLES = (
     "models_dir",
     "image_registry",
     "kv_cache_memory",
+    "gateway_enabled",
 )
 
 
@@ -186,7 +188,7 @@ class ActionModule(ActionBase):
                 "url": f"http://{self._probe_address(recipe['api_host'])}:{recipe['port']}",
                 "model": recipe["served_name"],
             },
-            "topology_endpoint": f"http://{hostvars[head.name].get('ansible_host') or head.name}:{recipe['port']}",
+            "topology_endpoint": self._endpoint(head.name, recipe, hostvars[head.name]),
         }
         return facts, resolved.warnings
 
@@ -194,6 +196,14 @@ class ActionModule(ActionBase):
     def _probe_address(api_host: str) -> str:
         """Where the head's own node reaches the engine; it works for an engine that is bound to loopback, too."""
         return "127.0.0.1" if api_host in ("0.0.0.0", "localhost", "") else api_host  # noqa: S104
+
+    @staticmethod
+    def _endpoint(head: str, recipe: Mapping[str, Any], variables: Mapping[str, Any]) -> str:
+        """Where clients ask: the head's engine, or the gateway before it."""
+        gateway = boolean(variables.get("gateway_enabled") or False, strict=False)
+        port = variables.get("gateway_port") or 8080 if gateway else recipe["port"]
+        scheme = "https" if gateway and variables.get("gateway_tls_certificate") else "http"
+        return f"{scheme}://{variables.get('ansible_host') or head}:{port}"
 
     def _recipe(self, cluster: str, members: list[str], hostvars: Mapping[str, Any]) -> Resolved:
         first = hostvars[members[0]]
@@ -226,6 +236,10 @@ class ActionModule(ActionBase):
         if first.get("image_registry"):
             recipe["image"]["reference"] = through_registry(recipe["image"]["reference"], first["image_registry"])
             origins["image.reference"] = f"{origins['image.reference']}, {origin('image_registry')} (image_registry)"
+        if boolean(first.get("gateway_enabled") or False, strict=False):
+            # Only the gateway of its own node reaches the engine: its API key guards a part of its paths only.
+            recipe["api_host"] = "127.0.0.1"
+            origins["api_host"] = f"{origin('gateway_enabled')} (gateway_enabled)"
         wanted, said = first.get("kv_cache_memory"), f"{origin('kv_cache_memory')} (kv_cache_memory)"
         if wanted == "learned":
             directory = str(first.get("readiness_learned_dir") or "~/.local/state/gb10-fleet/learned")

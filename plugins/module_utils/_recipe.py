@@ -129,6 +129,18 @@ _MOD: dict[str, Key] = {
     "digest": _optional_text(),
 }
 
+# One way into the engine (see _lanes.py): what the gateway forces on a request, what it proposes, and how many may run.
+_LANE: dict[str, Key] = {
+    "priority": Key((int, str), None, nullable=True),
+    "reasoning_effort": _optional_text(choices=("none", "minimal", "low", "medium", "high", "xhigh", "max")),
+    "aliases": _texts(),
+    "forced": _free_map(),
+    "defaults": _free_map(),
+    "max_concurrent": Key((int,), None, minimum=1, nullable=True),
+    "max_queued": _int(64, minimum=0),
+    "max_wait_s": _number(600, minimum=1),
+}
+
 # What a user may set by a short name (see _recipe_layers.py).
 _OPTION_RULE: dict[str, Key] = {
     "means": _text(""),
@@ -215,6 +227,7 @@ SCHEMA: dict[str, Key] = {
             "mounts": _free_map(),
         }
     ),
+    "lanes": Key((dict,), {}, values=_map(_LANE, REQUIRED)),
     # What the recipe asks of a node itself; playbooks/tune_kernel.yml applies it.
     "host": _map({"sysctls": _free_map(), "swap_gib": _number(0, minimum=0), "stopped_services": _texts()}),
     "fabric": _map({"transport": _text("roce", choices=("roce", "socket"))}),

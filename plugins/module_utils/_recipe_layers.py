@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ansible_collections.gb10.fleet.plugins.module_utils._lanes import settle as settle_lanes
 from ansible_collections.gb10.fleet.plugins.module_utils._recipe import RecipeError, merge, nearest, normalise
 from ansible_collections.gb10.fleet.plugins.module_utils._recipe_checks import check, warnings
 
@@ -140,6 +141,7 @@ def resolve(name: str, layers: Sequence[tuple[str, Mapping[str, Any] | None]]) -
         raw = merge(raw, rest)
         origins.update({path: layer for path, value in leaves(rest)})
     recipe = normalise(name, raw)
+    settle_lanes(recipe)
     check(recipe)
     return Resolved(recipe, origins, warnings(recipe))
 
