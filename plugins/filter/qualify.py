@@ -5,8 +5,14 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import hashlib
+import json
+import re
 import textwrap
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
@@ -40,8 +46,6 @@ def _registered(host: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def qualify_nodes(hostvars: Mapping[str, Any], members: list[str]) -> dict[str, Any]:
     """The nodes of a cluster out of what the role registered on each."""
-    import base64
-
     heads = _registered(hostvars[members[0]], "__qualify_before").get("rank") or {}
     out = {}
     for rank, name in enumerate(members):
@@ -52,6 +56,43 @@ def qualify_nodes(hostvars: Mapping[str, Any], members: list[str]) -> dict[str, 
             rank, text, before.get("rank") or {}, after.get("rank") or {}, guards[0], heads.get("node_time")
         )
     return plain(out)
+
+
+def _collection_version() -> str:
+    """Version of this collection, from a clone or an installed one."""
+    root = Path(__file__).resolve().parents[2]
+    for name, pattern in (("galaxy.yml", r"^version: *(\S+)"), ("MANIFEST.json", r'"version": *"([^"]+)"')):
+        with contextlib.suppress(OSError):
+            if found := re.search(pattern, (root / name).read_text(encoding="utf-8"), re.MULTILINE):
+                return found[1]
+    return "unknown"
+
+
+def qualify_provenance(
+    nodes: Mapping[str, Any], hostvars: Mapping[str, Any], members: list[str], measured: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What was measured, so that it can be told from another one."""
+    head = hostvars[members[0]]
+    recipe = plain(head["topology_recipe"])
+    checkpoint = recipe["checkpoint"]
+    ranks = {name: _registered(hostvars[name], "__qualify_before").get("rank") or {} for name in members}
+    about = {
+        "collection": f"gb10.fleet {_collection_version()}",
+        "recipe": recipe["name"],
+        "recipe_sha256": hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest(),
+        "spec": {name: rank.get("spec") for name, rank in ranks.items()},
+        "spec_matches_recipe": {name: rank.get("spec_matches") for name, rank in ranks.items()},
+        "image": {name: rank.get("image") for name, rank in ranks.items()},
+        "image_id": {name: rank.get("image_id") for name, rank in ranks.items()},
+        "checkpoint": f"{checkpoint['repo']}@{checkpoint['revision'] or 'unpinned'}",
+        "engine": recipe["engine"],
+        "engine_version": measured.get("engine_version"),
+        "engine_started": {name: rank.get("started_at") for name, rank in ranks.items()},
+        "driver": {name: node.get("driver") for name, node in nodes.items()},
+        "kernel": {name: node.get("kernel") for name, node in nodes.items()},
+        "nodes": ", ".join(members),
+    }
+    return plain(about)
 
 
 def qualify_result(
@@ -124,6 +165,7 @@ class FilterModule:
         return {
             "qualify_plan": qualify_plan,
             "qualify_nodes": qualify_nodes,
+            "qualify_provenance": qualify_provenance,
             "qualify_result": qualify_result,
             "qualify_text": qualify_text,
             "qualify_page": qualify_page,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -28,15 +29,15 @@ CHECKS = {
     "not_empty": "Content within the budget",
     "same_answer": "Same answer cold and cached",
 }
-# Keys of a recipe's `expect`, and the share by which a figure may be worse.
+# Keys of a recipe's `expect`, and the share by which a figure may be worse. `decode_tokens_per_s_4` is that of 4 streams together.
 EXPECT: dict[str, float] = {
-    "prefix_hit_rate": 0.002,
-    "cached_tokens": 0.0,
+    "prefix_hit_ratio": 0.002,
+    "prefix_cached_tokens": 0.0,
     "ttft_cold_s": 0.10,
     "ttft_cached_p95_s": 0.10,
     "ttft_short_p50_s": 0.25,
     "decode_tokens_per_s": 0.05,
-    "aggregate_tokens_per_s": 0.05,
+    "prefill_tokens_per_s": 0.10,
     "acceptance": 0.03,
     "major_faults": 0.0,
     "other_major_faults": 0.0,
@@ -44,7 +45,7 @@ EXPECT: dict[str, float] = {
     "gpu_celsius": 0.03,
 }
 # Figures of `expect` that hold for a prompt of `context_tokens` only.
-OF_CONTEXT = ("prefix_hit_rate", "cached_tokens", "ttft_cold_s", "ttft_cached_p95_s")
+OF_CONTEXT = ("prefix_hit_ratio", "prefix_cached_tokens", "ttft_cold_s", "ttft_cached_p95_s")
 OTHER_KEYS = ("context_tokens", "checks", "tolerance")
 # Faults of processes that are not the engine's (cron, logins) and do not fail a node yet.
 OTHER_MAJOR_FAULTS = 100
@@ -76,6 +77,9 @@ KV_PIN_TOKENS = 28672
 KV_GAP_GIB = 1.0
 # Drafters that propose from the prompt itself; every other one drops the last matched block.
 _DRAFT_FREE = ("ngram", "suffix")
+
+
+_STREAMS = re.compile(r"^decode_tokens_per_s_(\d+)$")
 
 
 class PlanError(ValueError):
@@ -116,7 +120,7 @@ def check_expect(expect: Mapping[str, Any]) -> None:
     """Raises PlanError for a key that does not exist."""
     known = [*EXPECT, *OTHER_KEYS]
     for name in expect:
-        if name not in known:
+        if name not in known and not _STREAMS.match(str(name)):
             raise PlanError(f"expect.{name} is not a figure that is measured: {nearest(str(name), known)}")
     for name in expect.get("tolerance") or {}:
         if name not in EXPECT:
@@ -216,24 +220,29 @@ def figures(measured: Mapping[str, Any]) -> dict[str, Any]:
     cached, cold = of_stage(measured, "cached"), of_stage(measured, "cold")
     queries, hits = delta(measured, "queries", "cached"), delta(measured, "hits", "cached")
     drafted, accepted = delta(measured, "draft_tokens"), delta(measured, "accepted_tokens")
-    concurrent = [step for step in measured.get("concurrency") or [] if not step["errors"]]
+    prompt, cold_s = median(r["prompt_tokens"] for r in cold), median(r["ttft_s"] for r in cold)
     told = [r["cached_tokens"] for r in cached if r.get("cached_tokens") is not None]
     return {
-        "prompt_tokens": median(r["prompt_tokens"] for r in cold),
+        "prompt_tokens": prompt,
         "repeats": len(cached),
         "queries": queries,
         "hits": hits,
-        "prefix_hit_rate": hits / queries if queries and hits is not None else None,
+        "prefix_hit_ratio": hits / queries if queries and hits is not None else None,
         # The engine's word for each repeat, or its counter shared out over them.
         "cached_tokens": min(told) if told else hits / len(cached) if hits is not None and cached else None,
-        "ttft_cold_s": median(r["ttft_s"] for r in cold),
+        "ttft_cold_s": cold_s,
+        "prefill_tokens_per_s": prompt / cold_s if prompt and cold_s else None,
         "ttft_cached_p50_s": percentile([r["ttft_s"] for r in cached], 0.5),
         "ttft_cached_p95_s": percentile([r["ttft_s"] for r in cached], 0.95),
         "ttft_short_p50_s": percentile([r["ttft_s"] for r in of_stage(measured, "short")], 0.5),
         "decode_tokens_per_s": median(
             r["tokens_per_s"] for r in of_stage(measured, "decode") if (r.get("completion_tokens") or 0) >= 8
         ),
-        "aggregate_tokens_per_s": max((step["tokens_per_s"] for step in concurrent), default=None),
+        **{
+            f"decode_tokens_per_s_{step['streams']}": step["tokens_per_s"]
+            for step in measured.get("concurrency") or []
+            if step["streams"] > 1 and not step["errors"]
+        },
         "draft_tokens": drafted,
         "accepted_tokens": accepted,
         "acceptance": accepted / drafted if drafted and accepted is not None else None,
@@ -282,7 +291,8 @@ class Verdict:
         self.findings.append({"node": node, "text": text, "next": next_})
 
     def tolerance(self, key: str) -> float:
-        return float((self.expect.get("tolerance") or {}).get(key, EXPECT[key]))
+        known = "decode_tokens_per_s" if _STREAMS.match(key) else key
+        return float((self.expect.get("tolerance") or {}).get(known, EXPECT[known]))
 
     # -- the run itself
     def answers(self) -> None:
@@ -386,7 +396,7 @@ class Verdict:
         f, block = self.figures, self.plan["block_size"]
         tokens, repeats = f["prompt_tokens"], f["repeats"]
         if not repeats or tokens is None:
-            for key, words in (("prefix_hit_rate", rate_label), ("cached_tokens", label)):
+            for key, words in (("prefix_hit_ratio", rate_label), ("prefix_cached_tokens", label)):
                 self.line(key, words, NOT_APPLICABLE, "Not measured: no repeat came back.")
             return
         due = expected_cached(int(tokens), block, self.plan["drops_last_block"])
@@ -398,7 +408,7 @@ class Verdict:
             why = f"0 hits: prompt {number(tokens)} tokens {size} of {number(block)}."
             if blocks:
                 why = f"0 hits: prompt {number(tokens)} tokens {size}, blocks are {number(block)} tokens."
-            for key, words in (("prefix_hit_rate", rate_label), ("cached_tokens", label)):
+            for key, words in (("prefix_hit_ratio", rate_label), ("prefix_cached_tokens", label)):
                 self.line(key, words, NOT_APPLICABLE, why, f"Repeat with a prompt of {number(3 * block)} tokens or more "
                           "(qualify_plan.prompt_tokens).", measured=0)  # fmt: skip
             return
@@ -407,7 +417,7 @@ class Verdict:
             if hits is None and cached is None and faster:
                 why = "The engine tells neither hits nor cached tokens; repeats start " \
                       f"{f['ttft_cold_s'] / f['ttft_cached_p50_s']:.0f} times faster than the first."  # fmt: skip
-                for key, words in (("prefix_hit_rate", rate_label), ("cached_tokens", label)):
+                for key, words in (("prefix_hit_ratio", rate_label), ("prefix_cached_tokens", label)):
                     self.line(
                         key, words, NOT_APPLICABLE, why, "enable-prompt-tokens-details: true in the recipe's args."
                     )
@@ -419,8 +429,8 @@ class Verdict:
             next_ = "The recipe's args switch prefix caching off." if not self.plan["caching"] else (
                 "A drafter's cache group can cut every hit to 0: does the image have the draft-group patch (mods)?"
                 if self.plan["drops_last_block"] else "Look for 'prefix caching' in the head's log.")  # fmt: skip
-            self.line("prefix_hit_rate", rate_label, FAIL, why, next_, measured=0, expected=due / tokens)
-            self.line("cached_tokens", label, FAIL, why, next_, measured=0, expected=due)
+            self.line("prefix_hit_ratio", rate_label, FAIL, why, next_, measured=0, expected=due / tokens)
+            self.line("prefix_cached_tokens", label, FAIL, why, next_, measured=0, expected=due)
             return
         if not hits and cached:
             self.find(
@@ -428,21 +438,22 @@ class Verdict:
             )
             rate: float | None = cached / tokens
         else:
-            rate = f["prefix_hit_rate"]
+            rate = f["prefix_hit_ratio"]
         cold_hits = sum(r.get("cached_tokens") or 0 for r in of_stage(self.measured, "cold"))
         if cold_hits >= 2 * block:
             self.find(
                 f"The cold prompts had {number(cold_hits)} cached tokens: their time to first token is not a cold one."
             )
-        expected, source = self.figure_of("prefix_hit_rate", due / tokens)
-        ok = rate is not None and rate >= expected * (1 - self.tolerance("prefix_hit_rate"))
+        expected, source = self.figure_of("prefix_hit_ratio", due / tokens)
+        ok = rate is not None and rate >= expected * (1 - self.tolerance("prefix_hit_ratio"))
         next_ = "" if ok else "More than one request at a time, or a KV cache too small for the prompt, evicts blocks."
         measured = f"{number(hits)} of {number(f['queries'])} tokens" if hits else "as the answers tell"
-        self.line("prefix_hit_rate", rate_label, PASS if ok else FAIL, f"{measured}; {source}.", next_, measured=rate,
+        self.line("prefix_hit_ratio", rate_label, PASS if ok else FAIL, f"{measured}; {source}.", next_, measured=rate,
                   expected=expected)  # fmt: skip
-        expected, source = self.figure_of("cached_tokens", due)
-        ok = cached is not None and cached >= expected * (1 - self.tolerance("cached_tokens"))
-        self.line("cached_tokens", label, PASS if ok else FAIL, f"{number((cached or 0) // block)} blocks of {number(block)}; "
+        expected, source = self.figure_of("prefix_cached_tokens", due)
+        ok = cached is not None and cached >= expected * (1 - self.tolerance("prefix_cached_tokens"))
+        self.line("prefix_cached_tokens", label, PASS if ok else FAIL,
+                  f"{number((cached or 0) // block)} blocks of {number(block)}; "
                   f"{source}.", next_ if not ok else "", measured=cached, expected=expected)  # fmt: skip
 
     def figure_of(self, key: str, computed: float) -> tuple[float, str]:
@@ -453,12 +464,16 @@ class Verdict:
 
     def comparable(self, key: str) -> bool:
         """Whether a figure of ``expect`` holds for the prompt that was sent."""
-        context = self.expect.get("context_tokens")
-        return key not in OF_CONTEXT or not context or (self.figures["prompt_tokens"] or 0) >= 0.95 * context
+        return key not in OF_CONTEXT or (self.figures["prompt_tokens"] or 0) >= 0.95 * self.context
+
+    @property
+    def context(self) -> int:
+        """Length of the prompt that the recipe's figures were measured with."""
+        return int(self.expect.get("context_tokens") or self.plan["max_model_len"])
 
     # -- plain figures
     def compare(self, key: str, label: str, unit: str, smaller_is_better: bool, next_: str) -> None:
-        found, expected = self.figures[key], self.expect.get(key)
+        found, expected = self.figures.get(key), self.expect.get(key)
         if found is None:
             why = "Not measured: the run ended before it." if self.measured.get("ended_early") else "Not measured."
             if key == "decode_tokens_per_s" and of_stage(self.measured, "decode"):
@@ -472,7 +487,7 @@ class Verdict:
                 if self.figures["prompt_tokens"]
                 else "a shorter prompt"
             )
-            self.line(key, label, NOT_APPLICABLE, f"The recipe's figure is for {number(self.expect['context_tokens'])} "
+            self.line(key, label, NOT_APPLICABLE, f"The recipe's figure is for {number(self.context)} "
                       f"tokens, this prompt has {tokens}.", "-e qualify_size=full", unit=unit, measured=found,
                       expected=expected)  # fmt: skip
         else:
@@ -487,12 +502,18 @@ class Verdict:
     def speed(self) -> None:
         heat = "A hot or throttled node: playbooks/thermal_report.yml; a rail on TCP: playbooks/check_network.yml."
         self.compare("ttft_cold_s", "Time to first token, cold", "s", True, heat)
+        self.compare("prefill_tokens_per_s", "Prefill speed, cold", "tokens/s", False, heat)
         self.compare("ttft_cached_p95_s", "Time to first token, cached (p95)", "s", True, "Look at the hit rate first.")
         self.compare(
             "ttft_short_p50_s", "Time to first token, short prompt (p50)", "s", True, "Requests of others in the queue?"
         )
         self.compare("decode_tokens_per_s", "Decode speed, one stream (p50)", "tokens/s", False, heat)
-        self.compare("aggregate_tokens_per_s", "Decode speed, all streams", "tokens/s", False, heat)
+        steps_ = [step["streams"] for step in self.measured.get("concurrency") or [] if step["streams"] > 1]
+        wanted = {int(found[1]) for key in self.expect if (found := _STREAMS.match(str(key)))}
+        for streams in sorted(wanted | set(steps_[-1:])):
+            self.compare(
+                f"decode_tokens_per_s_{streams}", f"Decode speed, {streams} streams together", "tokens/s", False, heat
+            )
 
     def acceptance(self) -> None:
         label, f = "Drafter acceptance", self.figures
@@ -711,7 +732,7 @@ def _samples(result: Mapping[str, Any]) -> list[tuple[str, str, list[float], boo
         if step["streams"] > 1 and not step["errors"]
     ]
     figures_ = result.get("figures") or figures(measured)
-    for key, label in (("prefix_hit_rate", "Prefix-cache hit rate"), ("acceptance", "Drafter acceptance")):
+    for key, label in (("prefix_hit_ratio", "Prefix-cache hit rate"), ("acceptance", "Drafter acceptance")):
         out.append((label, "", [figures_[key]] if figures_.get(key) is not None else [], False))
     for name, node in nodes.items():
         for key, label, unit in (

@@ -71,7 +71,7 @@ def node(
     """
     said = parse(lines)
     samples, end = said["samples"], said["end"]
-    shift = before.get("node_time", 0.0) - head_time if head_time and before.get("node_time") else 0.0
+    shift = before.get("node_time", 0.0) - head_time if head_time is not None and before.get("node_time") else 0.0
     shift = shift if abs(shift) > CLOCK_S else 0.0
     began = said["start"]["at"] if said["start"] else before.get("node_time", 0.0)
     loaded = [s for s in samples if (s.get("util") or 0.0) >= LOADED_PERCENT] or [s for s in samples if "power" in s]
@@ -112,6 +112,8 @@ def node(
         "gpu_clock_mhz": median(s.get("clock") for s in loaded),
         "gpu_percent": median(s.get("util") for s in samples),
         "soc_celsius": highest("soc"),
+        "driver": (end or {}).get("driver"),
+        "kernel": (end or {}).get("kernel"),
         "gpu_error": (end or {}).get("gpu_error") or None,
         "rdma_errors": end["rdma"] if end else None,
         "threads": end["threads"] if end else [],

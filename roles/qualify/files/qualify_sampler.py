@@ -7,8 +7,8 @@
 
 Writes JSON lines to OUTPUT until SIGTERM, SIGINT or the limit: one `start`, then samples (`s`), then one `end` with what grew.
 Memory comes from /proc/meminfo, temperature from the thermal zones, GPU readings from nvidia-smi. A call of nvidia-smi costs tens
-of milliseconds of CPU: it is asked so seldom that it stays under 0.3 % of a core. Which process took major faults is looked up when
-the kernel counted some, and at the end; the sampler's own are told apart. A driver that hangs is asked once.
+of milliseconds of CPU: it is asked so seldom that it stays under 0.2 % of a core. Which process took major faults is looked up when
+the kernel counted some, every ten seconds at most, and at the end; the sampler's own are told apart. A driver that hangs is asked once.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ import _nvidia_smi
 # As in plugins/module_utils/_node.py.
 ENGINE = re.compile(r"VLLM::|(?:^|/| )vllm serve|\bray::|raylet|gcs_server|(?:^|/| )tensorfold serve|vllm\.entrypoints")
 GPU = {"util": "utilization.gpu", "power": "power.draw", "clock": "clocks.sm", "temp": "temperature.gpu"}
+DRIVER = "driver_version"
 # Counters of an InfiniBand port that count something bad.
 RDMA_BAD = re.compile(
     r"err|discard|_dropped|downed|link_error|local_ack_timeout|out_of_sequence|rnr_nak_retry|packet_seq|duplicate_request"
 )
-GPU_SHARE = 0.003
+GPU_SHARE = 0.002
+SCAN_EVERY_S = 10.0
 GPU_TIMEOUT_S = 8.0
 MOST_LINES = 100_000
 ENDING = (signal.SIGTERM, signal.SIGINT)
@@ -58,11 +60,18 @@ class Kept:
             return ""
 
 
-def text(path: Path) -> str:
+def text(path: str | Path) -> str:
+    """A small file of /proc or /sys, without the layers of open(): there may be thousands of processes."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return ""
+    try:
+        return os.read(fd, 65536).decode("utf-8", "replace")
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
 
 
 def figure(table: str, name: str) -> int | None:
@@ -93,7 +102,8 @@ class Sampler:
         self.zones = [Kept(zone / "temp") for zone in acpi or zones]
         self.out = open(options.output, "w", encoding="utf-8", buffering=1)  # noqa: PTH123, SIM115
         self.lines = 0
-        self.gpu_due, self.gpu_error = 0.0, ""
+        self.gpu_due, self.gpu_error, self.scan_due = 0.0, "", 0.0
+        self.driver: str | None = None
         self.faults_seen: dict[int, int] = {}
         self.sources: dict[str, dict[str, Any]] = {}
         self.first_cpu: dict[tuple[int, int], tuple[str, int]] = {}
@@ -110,7 +120,7 @@ class Sampler:
     # -- processes
     def is_engine(self, pid: int, name: str) -> bool:
         if pid not in self.engines:
-            command = text(self.proc / str(pid) / "cmdline").replace("\0", " ")
+            command = text(f"{self.proc}/{pid}/cmdline").replace("\0", " ")
             self.engines[pid] = bool(ENGINE.search(command) or ENGINE.search(name))
         return self.engines[pid]
 
@@ -120,7 +130,7 @@ class Sampler:
             if not entry.isdigit() or int(entry) == self.own:
                 continue
             pid = int(entry)
-            found = stat(text(self.proc / entry / "stat"))
+            found = stat(text(f"{self.proc}/{entry}/stat"))
             if found is None:
                 continue
             name, faults, _ticks = found
@@ -139,7 +149,7 @@ class Sampler:
                 continue
             with contextlib.suppress(OSError):
                 for thread in os.listdir(self.proc / entry / "task"):  # noqa: PTH208
-                    found = stat(text(self.proc / entry / "task" / thread / "stat"))
+                    found = stat(text(f"{self.proc}/{entry}/task/{thread}/stat"))
                     if found:
                         out[int(entry), int(thread)] = (found[0], found[2])
         return out
@@ -159,7 +169,9 @@ class Sampler:
             return {}
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         try:
-            rows = _nvidia_smi.query_gpus(list(GPU.values()), command=self.options.nvidia_smi, timeout_s=GPU_TIMEOUT_S)
+            rows = _nvidia_smi.query_gpus(
+                [*GPU.values(), DRIVER], command=self.options.nvidia_smi, timeout_s=GPU_TIMEOUT_S
+            )
         except _nvidia_smi.NvidiaSmiError as error:
             self.gpu_error = str(error)
             return {}
@@ -167,6 +179,7 @@ class Sampler:
         cost = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         self.gpu_due = now + max(self.options.gpu_every, cost / GPU_SHARE)
         row = rows[0] if rows else {}
+        self.driver = row.get(DRIVER)
         values = {
             name: _nvidia_smi.number_or_none(row.get(field, row.get(field.replace("clocks.sm", "clocks.current.sm"))))
             for name, field in GPU.items()
@@ -184,7 +197,9 @@ class Sampler:
         if faults is not None and faults != self.kernel_faults:
             values["flt"] = faults - (self.kernel_faults or 0)
             self.kernel_faults = faults
-            self.scan()
+            if now >= self.scan_due:
+                self.scan()
+                self.scan_due = now + SCAN_EVERY_S
         self.write("s", **values)
 
     def run(self) -> None:
@@ -196,12 +211,11 @@ class Sampler:
         self.write("start", engines=[pid for pid, yes in self.engines.items() if yes], every=self.options.every)
         began = time.monotonic()
         usage = [resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)]
-        due = began
-        while time.monotonic() - began < self.options.limit:
+        self.sample(began)
+        # What the first sample loads comes from the disk, as the program itself did.
+        own_faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+        while not signal.sigtimedwait(ENDING, self.options.every) and time.monotonic() - began < self.options.limit:
             self.sample(time.monotonic())
-            due = max(due + self.options.every, time.monotonic())
-            if signal.sigtimedwait(ENDING, max(due - time.monotonic(), 0.0)):
-                break
         seconds = time.monotonic() - began
         now = [resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)]
         self.scan()
@@ -224,11 +238,13 @@ class Sampler:
             rdma={name: value - rdma.get(name, 0) for name, value in last_rdma.items() if value > rdma.get(name, 0)},
             threads=busy[:8],
             gpu_error=self.gpu_error,
+            driver=self.driver,
+            kernel=os.uname().release,
             cost={
                 "cpu_s": round(cpu(0), 4),
                 "nvidia_smi_cpu_s": round(cpu(1), 4),
                 "percent_of_a_core": round((cpu(0) + cpu(1)) / seconds * 100, 3) if seconds else 0.0,
-                "major_faults": now[0].ru_majflt - usage[0].ru_majflt,
+                "major_faults": now[0].ru_majflt - own_faults,
                 "rss_mib": round(now[0].ru_maxrss / 1024, 1),
             },
         )

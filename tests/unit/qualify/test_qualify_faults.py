@@ -93,7 +93,7 @@ def test_restart(engine: Make) -> None:
     assert "answers" in failed(result)
     why = line(result, "answers")["why"]
     assert why.startswith("The run ended in stage decode: ")
-    assert line(result, "prefix_hit_rate")["status"] == "pass", "what was measured before counts"
+    assert line(result, "prefix_hit_ratio")["status"] == "pass", "what was measured before counts"
     assert line(result, "concurrency")["status"] == "not applicable"
 
 
@@ -127,17 +127,17 @@ def test_slow_first_token(engine: Make) -> None:
 
 def test_cache_broken(engine: Make) -> None:
     result = engine(FAKE_ENGINE_FAULT="no_prefix_hits").result()
-    assert failed(result) == {"prefix_hit_rate", "cached_tokens"}
-    assert line(result, "cached_tokens")["why"].startswith("cache broken: 47 blocks repeated 10 times, 0 hits")
+    assert failed(result) == {"prefix_hit_ratio", "prefix_cached_tokens"}
+    assert line(result, "prefix_cached_tokens")["why"].startswith("cache broken: 47 blocks repeated 10 times, 0 hits")
 
 
 def test_prompt_below_one_block(engine: Make) -> None:
     one = engine(FAKE_ENGINE_BLOCK_SIZE="2304")
     result = one.result(args={"block-size": 2304}, plan={"prompt_tokens": 1500})
     assert failed(result) == set()
-    assert line(result, "prefix_hit_rate")["status"] == "not applicable"
-    assert line(result, "prefix_hit_rate")["why"].startswith("0 hits: prompt 1,49")
-    assert line(result, "prefix_hit_rate")["why"].endswith("tokens is below one block of 2,304.")
+    assert line(result, "prefix_hit_ratio")["status"] == "not applicable"
+    assert line(result, "prefix_hit_ratio")["why"].startswith("0 hits: prompt 1,49")
+    assert line(result, "prefix_hit_ratio")["why"].endswith("tokens is below one block of 2,304.")
 
 
 def test_acceptance(engine: Make) -> None:
