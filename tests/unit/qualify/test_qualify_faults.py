@@ -176,3 +176,16 @@ def test_interrupted_and_resumed(engine: Make) -> None:
     assert not [said for said in told if said.startswith(("cold", "the same", "short"))]
     assert len([r for r in measured["requests"] if r["stage"] == "cached"]) == 10
     assert len([r for r in measured["requests"] if r["stage"] == "decode"]) == 3
+
+
+def test_a_slower_engine_is_found(engine: Make) -> None:
+    """20 % slower decode is found; the same engine once more is the same, in every row."""
+    from ansible_collections.gb10.fleet.plugins.module_utils import _qualify
+
+    few = {"short": 3, "repeats": 3, "decode_runs": 5}
+    same, slower = engine(FAKE_ENGINE_ITL_S="0.02"), engine(FAKE_ENGINE_ITL_S="0.025")
+    first, again, slow = same.result(plan=few), same.result(plan=few), slower.result(plan=few)
+    rows = {row["label"]: row for row in _qualify.compare(first, slow)}
+    assert rows["Decode speed, one stream"]["verdict"] == "worse"
+    assert rows["Decode speed, one stream"]["percent"] == pytest.approx(-20, abs=5)
+    assert {row["verdict"] for row in _qualify.compare(first, again)} == {"same"}
