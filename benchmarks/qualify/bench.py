@@ -2,8 +2,8 @@
 
     python benchmarks/qualify/bench.py [SECONDS]
 
-The client is held against a stub in a process of its own that knows the truth: when it took the connection and when it sent the first
-token, by the same monotonic clock. The sampler runs on this machine's /proc and /sys, with the sandbox's stand-in for nvidia-smi, a
+The client is held against a stub in a process of its own that knows the truth: when it took the connection and when it sent the
+first token, by the same monotonic clock. The sampler runs on this machine, with the sandbox's stand-in for nvidia-smi, a
 Python program that costs as much as the real one or more. Needs no GPU and no engine.
 """
 

@@ -260,7 +260,7 @@ def number(value: float | None, unit: str = "") -> str:
     if float(value).is_integer() and abs(value) >= 10:
         text = f"{value:,.0f}"
     elif abs(value) >= 100:
-        text = f"{value:,.1f}"
+        text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}"
     elif abs(value) >= 10:
         text = f"{value:.1f}"
     elif float(value).is_integer():

@@ -8,7 +8,7 @@
 Writes JSON lines to OUTPUT until SIGTERM, SIGINT or the limit: one `start`, then samples (`s`), then one `end` with what grew.
 Memory comes from /proc/meminfo, temperature from the thermal zones, GPU readings from nvidia-smi. A call of nvidia-smi costs tens
 of milliseconds of CPU: it is asked so seldom that it stays under 0.2 % of a core. Which process took major faults is looked up when
-the kernel counted some, every ten seconds at most, and at the end; the sampler's own are told apart. A driver that hangs is asked once.
+the kernel counted some (every ten seconds at most) and at the end, the sampler's own apart. A driver that hangs is asked once.
 """
 
 from __future__ import annotations
@@ -210,6 +210,8 @@ class Sampler:
         first_kernel = self.kernel_faults
         self.write("start", engines=[pid for pid, yes in self.engines.items() if yes], every=self.options.every)
         began = time.monotonic()
+        # Not before the engine is at work: idle readings say nothing.
+        self.gpu_due = began + min(2 * self.options.every, self.options.gpu_every)
         usage = [resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)]
         self.sample(began)
         # What the first sample loads comes from the disk, as the program itself did.

@@ -99,11 +99,12 @@ def test_a_node(program: Path, tmp_path: Path) -> None:
         (root / "proc/vmstat").write_text("nr_free_pages 1\npgmajfault 123\n")
         time.sleep(0.5)
     sample, end = rows[1], rows[-1]
+    gpu = next(row for row in rows if "util" in row)
     assert (rows[0]["k"], rows[0]["engines"]) == ("start", [41])
     assert (sample["free"], sample["avail"], sample["soc"]) == (9000000, 30000000, 61.5), (
         "an acpitz zone, not the disk's"
     )
-    assert (sample["util"], sample["power"], sample["clock"], sample["temp"]) == (96, 48.1, 2190, 70)
+    assert (gpu["util"], gpu["power"], gpu["clock"], gpu["temp"]) == (96, 48.1, 2190, 70)
     assert end["faults"] == [
         {"name": "a (b) c", "engine": False, "count": 20},
         {"name": "VLLM::Worker", "engine": True, "count": 3},
