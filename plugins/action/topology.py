@@ -228,8 +228,13 @@ class ActionModule(ActionBase):
             return "command line" if variable in command_line else "inventory"
 
         layers = [(origin(key), first.get(key)) for key in ("recipe_site_overrides", "recipe_overrides")]
+        learned = str(first.get("readiness_learned_dir") or "~/.local/state/gb10-fleet/learned")
         try:
             resolved = resolve_recipe(name, directories, *layers, beside=tuple(beside))
+            fits = _learned.window(learned, cluster, resolved.recipe)
+            if fits and not 0 < (resolved.recipe["options"].get("context") or fits + 1) <= fits:
+                layers.append((_learned.ORIGIN, {"options": {"context": fits}}))
+                resolved = resolve_recipe(name, directories, *layers, beside=tuple(beside))
         except RecipeError as exc:
             raise RecipeError(f"cluster {cluster}, recipe {name}: {exc}") from exc
         recipe, origins = resolved.recipe, resolved.origins
@@ -242,8 +247,7 @@ class ActionModule(ActionBase):
             origins["api_host"] = f"{origin('gateway_enabled')} (gateway_enabled)"
         wanted, said = first.get("kv_cache_memory"), f"{origin('kv_cache_memory')} (kv_cache_memory)"
         if wanted == "learned":
-            directory = str(first.get("readiness_learned_dir") or "~/.local/state/gb10-fleet/learned")
-            wanted, said = _learned.kv_cache_memory(directory, cluster, recipe), "this cluster's last start"
+            wanted, said = _learned.kv_cache_memory(learned, cluster, recipe), _learned.ORIGIN
         if wanted is not None:
             recipe["args"] = {**recipe["args"], _learned.FLAG: wanted}
             origins[f"args.{_learned.FLAG}"] = said

@@ -1,7 +1,7 @@
 # Copyright (c) The gb10.fleet maintainers
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a start taught about a cluster, kept on the controller: the engine's own proposal for its KV cache.
+"""What a start taught about a cluster, kept on the controller: the engine's own proposal for its KV cache, the window that fits.
 
 A figure holds for one cluster, image and recipe only ("never copy another's", seed "Running GLM-5.3-Flash on two DGX Sparks"): its
 key is a hash over all three. No host is touched, so that a render finds it with the network down.
@@ -20,6 +20,8 @@ from typing import Any
 # Settings that the figure is meant to replace, or that say nothing about memory.
 _ASIDE = ("kv-cache-memory", "kv-cache-memory-bytes")
 FLAG = "kv-cache-memory"
+# Where a value comes from that a start taught.
+ORIGIN = "this cluster's last start"
 
 
 def key(cluster: str, recipe: Mapping[str, Any]) -> str:
@@ -51,14 +53,32 @@ def kv_cache_memory(directory: str | Path, cluster: str, recipe: Mapping[str, An
     return int(found) if found else None
 
 
+def window(directory: str | Path, cluster: str, recipe: Mapping[str, Any]) -> int | None:
+    """The largest window that an engine said would fit just this cluster, image and recipe, or None."""
+    found = (load(directory, cluster).get(key(cluster, recipe)) or {}).get("window")
+    return int(found) if found else None
+
+
+def keep_window(directory: str | Path, cluster: str, recipe: Mapping[str, Any], tokens: int) -> None:
+    """Keep the largest window that fits. Raises OSError."""
+    content = load(directory, cluster)
+    entry = content.setdefault(key(cluster, recipe), {})
+    entry["window"] = tokens
+    _write(path_of(directory, cluster), content)
+
+
 def store(directory: str | Path, cluster: str, recipe: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
     """Keep ``entry`` (with ``kv_cache_memory``). True when it differs from what was kept. Raises OSError."""
-    path = path_of(directory, cluster)
     content = load(directory, cluster)
     had = content.get(key(cluster, recipe)) or {}
     if had.get("kv_cache_memory") == entry["kv_cache_memory"]:
         return False
     content[key(cluster, recipe)] = dict(entry)
+    _write(path_of(directory, cluster), content)
+    return True
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with temporary.open("w", encoding="utf-8") as file:
@@ -66,4 +86,3 @@ def store(directory: str | Path, cluster: str, recipe: Mapping[str, Any], entry:
         file.flush()
         os.fsync(file.fileno())
     temporary.rename(path)
-    return True

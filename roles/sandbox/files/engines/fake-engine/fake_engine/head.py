@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Any, NoReturn
 
-from . import failures
+from . import failures, ray_job
 from .api import Api, Server, bind
 from .engine import Engine
 from .faults import Settings
@@ -95,7 +95,10 @@ class Head(Runner):
         self.journal.stage("rendezvous")
         for fault in self.settings.at("rendezvous"):
             self.strike(fault)
-        if not self.rank.multi or self.rank.given.get("distributed_executor_backend") == "ray":
+        if self.rank.given.get("distributed_executor_backend") == "ray":
+            ray_job.run(self.rank, self.journal)
+            return
+        if not self.rank.multi:
             return
         try:
             self.hub = Hub(self.rank)

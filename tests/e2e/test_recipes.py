@@ -1,0 +1,161 @@
+"""Recipes on the sandbox: refused before a stop, a user's own, the stand-ins of TensorFold and the kit, real Ray, real pipelines."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fleet import ENDPOINT, HEAD, ROOT, SANDBOX, WORKER, Node, recap, run_playbook, sandbox_nodes, stream_completion
+
+MINE = Path(__file__).with_name("recipes")
+FAKE = {"reference": "sandbox/fake-engine:1", "digest": None, "platform": None, "size_gib": 0.1}
+TINY = {"repo": "sandbox/tiny-llama", "size_gib": 0.001, "quantization": None}
+
+
+def serve(
+    recipe: str, inventory: Path | str = SANDBOX, dirs: Path | None = None, **overrides: Any
+) -> subprocess.CompletedProcess[str]:
+    variables = {"recipe": recipe, "recipe_overrides": overrides, **({"recipe_dirs": [str(dirs)]} if dirs else {})}
+    return run_playbook("serve", inventory, "-e", json.dumps(variables))
+
+
+def served(
+    recipe: str, inventory: Path | str = SANDBOX, dirs: Path | None = None, **overrides: Any
+) -> subprocess.CompletedProcess[str]:
+    done = serve(recipe, inventory, dirs, **overrides)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    return done
+
+
+def identities(nodes: dict[str, Node]) -> dict[str, tuple[str, str]]:
+    return {name: node.rank_identity() for name, node in nodes.items()}
+
+
+def test_a_typo_in_a_flag_is_refused_while_the_old_engine_answers(nodes) -> None:
+    """Real vLLM's own parser, before the stop: the same containers run on, and answer."""
+    served("sandbox-tiny")
+    before = identities(nodes)
+    done = serve("sandbox-tiny", args={"max-modl-len": 1024})
+    told = " ".join(done.stdout.split())
+    assert done.returncode == 2, told[-3000:]
+    assert "unrecognized arguments: --max-modl-len" in told
+    assert "Did you mean --max-model-len?" in told
+    assert identities(nodes) == before
+    assert stream_completion(ENDPOINT, "tiny").strip()
+
+
+def test_a_fifth_recipe_of_a_users_own(nodes, tmp_path) -> None:
+    """Written by docs/recipes.md, outside the collection; no code is touched."""
+    guide = (ROOT / "docs/recipes.md").read_text()
+    text = guide.split("```yaml\n# recipes/mine.yml\n")[1].split("```")[0]
+    mine = yaml.safe_load(text)
+    mine |= {"image": {"reference": "sandbox/fake-engine:1"}, "checkpoint": {"repo": "sandbox/tiny-llama"}}
+    mine["guard"] = {"floor_gib": 1}
+    (tmp_path / "mine.yml").write_text(yaml.safe_dump(mine, sort_keys=False))
+    served("mine", dirs=tmp_path)
+    assert stream_completion(ENDPOINT, mine["served_name"]).strip()
+    first = identities(nodes)
+    done = served("mine", dirs=tmp_path, expect={"decode_tokens_per_s": 1})
+    assert identities(nodes) == first, "an expectation restarts nothing"
+    assert {host: counters["changed"] for host, counters in recap(done.stdout).items()} == {HEAD: 0, WORKER: 0}
+    served("mine", dirs=tmp_path, options={"context": 1024})
+    second = identities(nodes)
+    assert all(second[name] != first[name] for name in nodes), "one argument restarts all ranks"
+    served("mine", dirs=tmp_path, options={"context": 1024})
+    assert identities(nodes) == second, "and once"
+
+
+def test_tensorfold_as_its_recipe_says(nodes) -> None:
+    """The stand-in checks arguments and environment, prints none of vLLM's lines, and answers."""
+    fold = {"image": FAKE, "checkpoint": {**TINY, "layout": "flat", "revision": None}, "guard": {"floor_gib": 1}}
+    served("glm-5.3-flash-tensorfold", options={"drafter": "mtp", "memory_reserve_gib": 20}, **fold)
+    assert stream_completion("http://198.18.0.11:8888", "GLM-5.3-Flash-EXL3").strip()
+    for rank, node in enumerate(nodes.values()):
+        (found,) = node.ranks()
+        assert found["Config"]["Cmd"][:2] == ["tensorfold", "serve"]
+        words = found["Config"]["Cmd"]
+        assert words[words.index("--rank") + 1] == str(rank)
+        assert words[words.index("--parallel") + 1] == "1"
+        assert "TENSORFOLD_MEMORY_RESERVE_GIB=20" in found["Config"]["Env"]
+
+
+def test_the_kit_runs_its_patches_first(nodes) -> None:
+    kit = {"image": FAKE, "checkpoint": {**TINY, "layout": "flat", "revision": None}, "guard": {"floor_gib": 1}}
+    served("glm-5.3-flash-exl3", options={"drafter": "none", "spin_wait_ms": 16}, warmup="chat", **kit)
+    assert stream_completion("http://198.18.0.11:8888", "GLM-5.3-Flash-EXL3").strip()
+    for node in nodes.values():
+        log = node.run("docker", "logs", "glm53-exl3")
+        assert log.index("[kit] spin wait 16") < log.index("[kit] dense fp8: dense,kda") < log.index("vLLM")
+
+
+def test_pipeline_parallel_2_with_real_vllm(nodes) -> None:
+    """On a CPU it needs compile mode instead of eager (facts; fixture pp2_success_head.log)."""
+    compiled = {"enforce-eager": None, "compilation-config": {"mode": 1, "backend": "eager"}}
+    served("sandbox-tiny", parallel={"tensor": 1, "pipeline": 2}, args=compiled)
+    assert stream_completion(ENDPOINT, "tiny").strip()
+    assert "PP rank 1" in nodes[WORKER].run("docker", "logs", "gb10-tiny")
+
+
+def test_speculative_ngram_on_one_node(tmp_path) -> None:
+    ngram = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+    inventory = one_or_three(tmp_path, 1)
+    served("sandbox-tiny", inventory, nodes=1, parallel={"tensor": 1}, args={"speculative-config": ngram})
+    assert stream_completion(ENDPOINT, "tiny", "one two three one two three one two").strip()
+
+
+# --- three nodes ---------------------------------------------------------------------------------------------------------
+def one_or_three(folder: Path, count: int) -> Path:
+    """The sandbox's inventory with one or three of its nodes."""
+    hosts = {
+        f"spark-{n:02d}": {
+            "cluster": "alpha",
+            "rank": n - 1,
+            "ansible_host": f"198.18.0.{10 + n}",
+            "fabric_address": f"198.51.100.{10 + n}",
+        }
+        for n in range(1, count + 1)
+    }
+    target = folder / "inventory"
+    (target / "group_vars").mkdir(parents=True)
+    (target / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
+    site = (ROOT / SANDBOX / "group_vars/all.yml").read_text()
+    key = str(ROOT / ".sandbox")
+    for text in ("{{ inventory_dir | default('inventories/sandbox') }}/../../.sandbox",):
+        site = site.replace(text, key)
+    (target / "group_vars/all.yml").write_text(site)
+    (target / "zz_constructed.yml").write_text((ROOT / SANDBOX / "zz_constructed.yml").read_text())
+    return target
+
+
+@pytest.fixture
+def three(tmp_path) -> Iterator[Path]:
+    done = run_playbook("sandbox", "localhost,", "--tags", "up", "-e", '{"sandbox_nodes": 3}')
+    assert done.returncode == 0, done.stdout[-4000:]
+    yield one_or_three(tmp_path, 3)
+
+
+def test_a_real_ray_cluster_of_three_nodes(three) -> None:
+    """Formed, a job run on every node, cleaned up, no process left. vLLM's CPU build refuses Ray, so the fake engine is on it."""
+    import ray_image
+
+    ray_image.build()
+    nodes = sandbox_nodes("spark-01", "spark-02", "spark-03")
+    run_playbook("stop", three)
+    served("sandbox-ray", three, MINE)
+    assert stream_completion(ENDPOINT, "ray").strip()
+    log = nodes["spark-01"].run("docker", "logs", "gb10-ray")
+    for address in ("198.51.100.11", "198.51.100.12", "198.51.100.13"):
+        assert f"ip={address})" in log, "a task of the job ran on each node"
+    before = identities(nodes)
+    served("sandbox-ray", three, MINE)
+    assert identities(nodes) == before
+    done = run_playbook("stop", three)
+    assert done.returncode == 0, done.stdout
+    for node in nodes.values():
+        assert node.ranks() == []
+        assert [line for line in node.run("ps", "-eo", "args").splitlines() if "ray" in line.split("/")[-1]] == []
