@@ -113,6 +113,12 @@ def write(path: Path, value: Mapping[str, Any]) -> None:
     Path(name).replace(path)
 
 
+def identity(params: Mapping[str, Any]) -> str:
+    """What has to be the same for a run to be taken up: endpoint, plan, and this start of the engine."""
+    same = [params[name] for name in ("url", "model", "plan", "engine")]
+    return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()
+
+
 def unfinished(path: Path | None, key: str) -> dict[str, Any] | None:
     """What an interrupted run of the same plan on the same engine measured."""
     try:
@@ -155,18 +161,18 @@ def main() -> None:
     except OSError as exc:
         module.fail_json(msg=f"api_key_file {p['api_key_file']} cannot be read: {exc.strerror}.")
     state = Path(p["state_file"]) if p["state_file"] else None
-    identity = hashlib.sha256(json.dumps([p["url"], p["model"], p["plan"], p["engine"]], sort_keys=True).encode())
+    known_by = identity(p)
 
     def keep(measured: Mapping[str, Any]) -> None:
         if state:
-            write(state, {"key": identity.hexdigest(), "measured": measured})
+            write(state, {"key": known_by, "measured": measured})
 
     run = Run(
         Endpoint(p["url"], key),
         p["model"],
         p["plan"],
         Endpoint(p["metrics_url"], key) if p["metrics_url"] else None,
-        unfinished(state, identity.hexdigest()),
+        unfinished(state, known_by),
         progress(p["progress_file"]),
         keep,
     )
