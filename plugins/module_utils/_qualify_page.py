@@ -132,7 +132,8 @@ def strip_chart(rows: Sequence[Mapping[str, Any]], title: str, unit: str) -> dic
 
 def bands(measured: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Stages as stretches of time since the run began; the steps of concurrency are one."""
-    began, out = measured["began"], []
+    began = measured["began"]
+    out: list[dict[str, Any]] = []
     for stage in measured.get("stages") or []:
         name = stage["name"].split(" ")[0]
         if out and out[-1]["name"] == name:
