@@ -1,4 +1,4 @@
-"""Recipes on the sandbox: refused before a stop, a user's own, the stand-ins of TensorFold and the kit, real Ray, real pipelines."""
+"""Recipes on the sandbox: refused before a stop, a user's own, the stand-ins of TensorFold and the kit, Ray, pipelines."""
 
 from __future__ import annotations
 
@@ -82,6 +82,49 @@ def test_tensorfold_as_its_recipe_says(nodes) -> None:
         assert words[words.index("--rank") + 1] == str(rank)
         assert words[words.index("--parallel") + 1] == "1"
         assert "TENSORFOLD_MEMORY_RESERVE_GIB=20" in found["Config"]["Env"]
+
+
+def test_a_window_that_does_not_fit_is_taken_once(nodes, tmp_path) -> None:
+    """The stand-in names 524288, as TensorFold does: one launch later it serves with that; the next run changes nothing."""
+    fold = {"image": FAKE, "checkpoint": {**TINY, "layout": "flat", "revision": None}, "guard": {"floor_gib": 1}}
+    fold |= {"options": {"drafter": "mtp"}, "env": {"FAKE_ENGINE_WINDOW": "524288"}}
+    learned = ("-e", json.dumps({"readiness_learned_dir": str(tmp_path)}))
+    words = ("-e", json.dumps({"recipe": "glm-5.3-flash-tensorfold", "recipe_overrides": fold}), *learned)
+    run_playbook("stop", SANDBOX)
+    done = run_playbook("serve", SANDBOX, *words)
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert "1048576 tokens do not fit: starting once more with a window of 524288" in done.stdout
+    for node in nodes.values():
+        (found,) = node.ranks()
+        assert found["Config"]["Cmd"][found["Config"]["Cmd"].index("--context") + 1] == "524288"
+    before = identities(nodes)
+    assert run_playbook("serve", SANDBOX, *words).returncode == 0
+    assert identities(nodes) == before
+
+
+def test_mods_are_laid_over_the_image_and_a_moved_image_is_refused(nodes, tmp_path) -> None:
+    folder = tmp_path / "patches"
+    folder.mkdir()
+    (folder / "run.sh").write_text('echo "[patches] applied"\n')
+    replaced = {
+        "name": "other-answer",
+        "target": "/opt/fake-engine/fake_engine/api.py",
+        "replace": [{"anchor": 'ANSWER = "This is the fake engine', "with": 'ANSWER = "This is the patched engine'}],
+    }
+    started = {"name": "patches", "folder": str(folder), "log": ["[patches] applied"]}
+    served("sandbox-fake", mods=[replaced, started])
+    assert "This is the patched engine" in stream_completion(ENDPOINT, "fake")
+    before = identities(nodes)
+    done = serve("sandbox-fake", mods=[{**replaced, "original_sha256": "0" * 64}, started])
+    told = " ".join(done.stdout.split())
+    assert done.returncode == 2
+    assert f"the mod was made for {'0' * 64}. The image moved on" in told
+    assert identities(nodes) == before
+    silent = {**started, "log": ["[patches] never said"]}
+    done = serve("sandbox-fake", mods=[silent])
+    assert "mods patches is not in effect: the container never said '[patches] never said'" in " ".join(
+        done.stdout.split()
+    )
 
 
 def test_the_kit_runs_its_patches_first(nodes) -> None:
