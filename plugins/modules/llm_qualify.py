@@ -51,6 +51,7 @@ options:
     description:
       - Keep what was measured after every stage here. A run that was interrupted goes on behind the last whole stage, if plan and
         O(engine) are the same.
+      - A run on the same file whose controller went away is ended first.
     type: path
   engine:
     description: What tells one start of the engine from another, such as the container's id and its start time.
@@ -84,15 +85,18 @@ measured:
     ended_early: {description: "Why the run ended before its end - stage, error, status, key_needed; or null.", type: dict, returned: success}
 """  # noqa: E501
 
+import contextlib
+import fcntl
 import hashlib
 import http.client
 import json
 import os
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -117,6 +121,27 @@ def identity(params: Mapping[str, Any]) -> str:
     """What has to be the same for a run to be taken up: endpoint, plan, and this start of the engine."""
     same = [params[name] for name in ("url", "model", "plan", "engine")]
     return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()
+
+
+def take_over(state: Path, timeout_s: float = 10.0) -> IO[str]:
+    """The only run on this state. One whose controller went away still sends requests: it is ended, what it measured is kept."""
+    lock = state.with_name(f"{state.name}.lock").open("a+", encoding="ascii")
+    end = time.monotonic() + timeout_s
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise
+        lock.seek(0)
+        with contextlib.suppress(OSError, ValueError):
+            os.kill(int(lock.read()), signal.SIGTERM)
+        time.sleep(0.2)
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    return lock
 
 
 def unfinished(path: Path | None, key: str) -> dict[str, Any] | None:
@@ -161,7 +186,15 @@ def main() -> None:
     except OSError as exc:
         module.fail_json(msg=f"api_key_file {p['api_key_file']} cannot be read: {exc.strerror}.")
     state = Path(p["state_file"]) if p["state_file"] else None
-    known_by = identity(p)
+    known_by, held = identity(p), None
+    if state:
+        state.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            held = take_over(state)
+        except BlockingIOError:
+            module.fail_json(
+                msg=f"Another qualification holds {state} and does not end. Look for llm_qualify on this node."
+            )
 
     def keep(measured: Mapping[str, Any]) -> None:
         if state:
@@ -182,8 +215,9 @@ def main() -> None:
         measured["engine_version"] = json.loads(said).get("version") if status == 200 else None
     except (OSError, http.client.HTTPException, ValueError, AttributeError):
         measured["engine_version"] = None
-    if state:
+    if state and held:
         state.unlink(missing_ok=True)
+        held.close()
     module.exit_json(changed=False, measured=measured)
 
 

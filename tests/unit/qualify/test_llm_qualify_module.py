@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ from ansible.module_utils.testing import patch_module_args
 from ansible_collections.gb10.fleet.plugins.module_utils import _qualify
 from ansible_collections.gb10.fleet.plugins.modules import llm_qualify
 
-from .conftest import SMALL, recipe
+from .conftest import ROOT, SMALL, recipe
 
 PLAN = _qualify.plan(
     recipe(), "quick", None, {**SMALL, "repeats": 2, "short": 1, "decode_runs": 1, "checks": ["not_empty"]}
@@ -45,6 +48,20 @@ def test_a_key_that_cannot_be_read(capfd: Any) -> None:
         run(capfd, api_key_file="/nowhere/key")["msg"]
         == "api_key_file /nowhere/key cannot be read: No such file or directory."
     )
+
+
+def test_a_run_without_its_controller_is_ended(tmp_path: Path) -> None:
+    """It would go on sending requests beside ours."""
+    code = (
+        "import sys, time, pathlib\n"
+        f"sys.path.insert(0, {str(ROOT / 'collections')!r})\n"
+        "from ansible_collections.gb10.fleet.plugins.modules.llm_qualify import take_over\n"
+        f"held = take_over(pathlib.Path({str(tmp_path / 'state')!r}))\nprint('held', flush=True)\ntime.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout and other.stdout.readline() == "held\n"
+        llm_qualify.take_over(tmp_path / "state").close()
+        assert other.wait(10) == -signal.SIGTERM
 
 
 def test_a_run(capfd: Any, tmp_path: Path, engine: Callable[..., Any]) -> None:
