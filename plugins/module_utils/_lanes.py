@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Lanes: several ways into one engine, each with a model name, a priority and a share of its slots. Pure functions.
 
-The engine's priority orders its *waiting* queue only: an urgent request that finds all slots taken waits for one to end. So all lanes
-but the urgent one get fewer slots than there are, together, and the gateway holds the rest back.
+The engine's priority orders its *waiting* queue only: an urgent request that finds all slots taken waits for one to end. So the
+other lanes together get fewer slots than there are, and the gateway holds the rest back.
 """
 
 from __future__ import annotations

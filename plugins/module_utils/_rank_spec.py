@@ -461,8 +461,8 @@ def docker_container_options(spec: Mapping[str, Any]) -> dict[str, Any]:
                 "source": m["source"],
                 "target": m["target"],
                 "read_only": m["read_only"],
-                # A folder that the engine writes to begins empty; one that it reads has to be there. (Only where it is needed: Docker
-                # knows the word since API 1.42, Debian 12 has 1.41.)
+                # A folder that the engine writes to begins empty; one that it reads has to be there. (Only where it is needed:
+                # Docker knows the word since API 1.42, Debian 12 has 1.41.)
                 **({} if m["read_only"] else {"create_mountpoint": True}),
             }
             for m in spec["mounts"]

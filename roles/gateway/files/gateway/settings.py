@@ -10,10 +10,15 @@ import hmac
 import json
 import os
 import ssl
+import time
 from dataclasses import dataclass, field, fields
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
+
+
+# Whoever holds requests back lets go, or was killed: clients are not locked out for ever.
+HOLD_S = 900
 
 
 class SettingsError(ValueError):
@@ -186,11 +191,13 @@ def load_certificate(context: ssl.SSLContext, settings: Settings) -> None:
 
 
 def held(path: str) -> str | None:
-    """Why new requests are held back (the text of the file), or None when there is no such file."""
-    if not os.path.exists(path):  # noqa: PTH110 - before every request, and pathlib takes 20 µs more
-        return None
+    """Why new requests are held back (the text of the file), or None when there is no such file, or a forgotten one."""
     try:
+        if time.time() - os.stat(path).st_mtime > HOLD_S:  # noqa: PTH116 - before every request, and pathlib takes 20 µs more
+            return None
         said = Path(path).read_text(encoding="utf-8", errors="replace").strip()[:500]
+    except FileNotFoundError:
+        return None
     except OSError:
         said = ""
     return said or "the engine is being restarted"
