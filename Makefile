@@ -36,13 +36,15 @@ demo: setup engine ## Bring the sandbox up, serve a model on two nodes, ask it s
 test: lint unit molecule ## Run the checks of a landing (further ones: sanity, e2e, molecule with SCENARIOS)
 	@echo "make test: all checks passed"
 
-lint: setup ## ruff, mypy, yamllint, ansible-lint (production profile), changelog fragments
+lint: setup ## ruff, mypy, yamllint, ansible-lint (production profile), changelog fragments, generated pages
 	@ruff check .
 	ruff format --check .
 	mypy collections/ansible_collections/gb10/fleet/plugins
 	yamllint --strict .
 	ansible-lint --offline --strict
 	antsibull-changelog lint
+	python scripts/generate_readme.py --check
+	python scripts/generate_troubleshooting.py --check
 
 unit: setup ## Fast tests of functions, modules, programs and of playbooks that touch no host
 	@# One process per area: what one area imports of Ansible's controller changes how modules of another one report warnings.
