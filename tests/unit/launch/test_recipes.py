@@ -374,5 +374,7 @@ def test_a_changed_mod_is_a_changed_rank(tmp_path: Path) -> None:
 def test_expectations_and_lanes_restart_nothing(name: str) -> None:
     before = _rank_spec.spec_hash(spec(name, 0))
     assert before == _rank_spec.spec_hash(spec(name, 0, expect={"decode_tokens_per_s": 1}, description="other"))
+    if "batch" in recipe(name)["lanes"]:
+        assert before == _rank_spec.spec_hash(spec(name, 0, lanes={"batch": {"max_concurrent": 2, "max_queued": 8}}))
     changed = [{"env": {"A": "1"}}, {"container": {"stop_timeout_s": 61}}]
     assert all(before != _rank_spec.spec_hash(spec(name, 0, **json.loads(json.dumps(c)))) for c in changed)
