@@ -16,7 +16,6 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-
 # Whoever holds requests back lets go, or was killed: clients are not locked out for ever.
 HOLD_S = 900
 
