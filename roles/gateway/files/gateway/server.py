@@ -313,7 +313,10 @@ class Gateway:
             ) as answer:
                 response = self._start(answer, record)
                 record.answer = response
-                await response.prepare(request)
+                try:
+                    await response.prepare(request)
+                except ConnectionError:
+                    raise ClientGone from None
                 async for chunk in answer.content.iter_any():
                     if record.first_at is None:
                         record.first_at = time.monotonic()
