@@ -140,7 +140,7 @@ class Run:
         self.ratio: float | None = None
         # Another seed after an interruption: what was sent before it is in the cache.
         self.prompts = Prompts(self.count, self.measured["seed"] + len(self.measured["stages"]))
-        self.base = self.measured["seed"]
+        self.endless = {"ignore_eos": True} if plan.get("ignore_eos") else {}
 
     # -- requests ------------------------------------------------------------------------------------------------------
     def ask(self, prompt: str, max_tokens: int, stage: str = "", **extra: Any) -> dict[str, Any]:
@@ -300,6 +300,7 @@ class Run:
                 self.ask(
                     f"{self.prompts.random.randrange(10**9)}: write a long story about {topic}.",
                     self.plan["decode_tokens"],
+                    **self.endless,
                 )
 
     def at_once(self, prompts: Sequence[str], max_tokens: int) -> dict[str, Any]:
@@ -308,7 +309,7 @@ class Run:
 
         def one(prompt: str) -> dict[str, Any]:
             try:
-                return self.ask(prompt, max_tokens)
+                return self.ask(prompt, max_tokens, **self.endless)
             except Ended as end:
                 return dict(end.row)
 

@@ -139,6 +139,16 @@ def test_qual_acceptance_tax() -> None:
     assert "someone else used it" in line(judged(what), "counters")["why"]
 
 
+@pytest.mark.parametrize(("method", "status"), [("mtp", "fail"), ("ngram", "not applicable")])
+def test_nothing_was_drafted(method: str, status: str) -> None:
+    """A drafter that is a model always proposes; n-grams only where the text repeats itself (seen with a real vLLM)."""
+    what = measured(261632, 258048, 3 * 258048.0)
+    zero = dict.fromkeys(_qualify_client.COUNTERS, 0.0)
+    what["metrics"] = {"error": None, "reset": None, "before": zero, "after": zero}
+    result = judged(what, plan(args={"speculative-config": {"method": method}}))
+    assert line(result, "acceptance")["status"] == status
+
+
 def test_qual_concurrency3() -> None:
     """Two of 199K tokens work, the third ends the engine."""
     what = measured(261632, 258048, 3 * 258048.0)
