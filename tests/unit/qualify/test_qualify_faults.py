@@ -25,7 +25,8 @@ def failed(result: dict[str, Any]) -> set[str]:
 def test_a_sound_engine(engine: Make) -> None:
     """Hits, queries and cached tokens are the engine's own, to the token."""
     one = engine()
-    result = one.result(expect={"checks": ["needle", "korean", "tool_call", "json_schema", "not_empty", "same_answer"]})
+    checks = ["needle", "korean", "tool_call", "json_schema", "not_empty", "same_answer"]
+    result = one.result(expect={"checks": checks}, plan={"limit": True, "soak_s": 1})
     assert failed(result) == set()
     figures, measured = result["figures"], result["measured"]
     page = {
@@ -47,6 +48,8 @@ def test_a_sound_engine(engine: Make) -> None:
     assert (figures["queries"], figures["hits"]) == (10 * tokens, 10 * ((tokens - 1) // 32 * 32))
     assert figures["decode_tokens_per_s"] > 50
     assert [step["streams"] for step in measured["concurrency"]] == [1, 2, 4]
+    assert line(result, "concurrency")["why"] == "4 at once, and 4 of 1,536 tokens."
+    assert statuses(result)["soak"] == "pass" and measured["soak"]["requests"] >= 2
     assert statuses(result)["needle"] == statuses(result)["tool_call"] == statuses(result)["json_schema"] == "pass"
     assert line(result, "korean")["status"] == "not applicable", "it does not speak Korean"
 
