@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import random
@@ -159,9 +160,10 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=1000)
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--streams", type=int, default=500)
     args = parser.parse_args()
+    gc.freeze()
     with tempfile.TemporaryDirectory() as folder:
         found = asyncio.run(measure(args, Path(folder)))
     allowed = found["direct_ttft_p99_ms"] * 1.1 + 5

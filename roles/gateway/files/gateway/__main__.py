@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -54,6 +55,7 @@ async def serve(settings: Settings) -> None:
     try:
         await web.TCPSite(runner, settings.host, settings.port, ssl_context=context, backlog=1024).start()
         log.info("listening on %s port %d for %s", settings.host, settings.port, ", ".join(gateway.aliases))
+        gc.freeze()  # what is loaded stays: no later collection has to walk through it while streams wait
         notify("READY=1")
         await stop.wait()
         notify("STOPPING=1")
