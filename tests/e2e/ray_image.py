@@ -5,6 +5,7 @@ python tests/e2e/ray_image.py        (the sandbox has to be up: the image goes t
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 ENGINES = ROOT / "roles/sandbox/files/engines"
 sys.path.insert(0, str(ENGINES))
 
-from registry import Registry  # noqa: E402
+from build_engine import LABEL, inputs  # noqa: E402
+from registry import Registry, RegistryError  # noqa: E402
 
 BASE = "127.0.0.1:5000/sandbox/vllm-cpu:0.32.0"
 REFERENCE = "127.0.0.1:5000/sandbox/fake-ray:1"
@@ -35,6 +37,11 @@ def docker(*words: str) -> str:
 
 def build() -> str:
     """Build and push the image; its reference as the nodes' recipes name it. Raises CalledProcessError without a wheel of Ray."""
+    made_of = inputs(ENGINES / "fake-engine", INSTALL)
+    registry = Registry(REFERENCE)
+    with contextlib.suppress(RegistryError):
+        if registry.label(LABEL) == made_of:
+            return REFERENCE.split("/", 1)[1]
     with tempfile.TemporaryDirectory(suffix=".gb10-ray") as wheels:
         pip = [
             sys.executable,
@@ -53,10 +60,10 @@ def build() -> str:
         made = docker("create", *mounts, "--entrypoint", "bash", BASE, "-ec", INSTALL)
         try:
             docker("start", "--attach", made)
-            docker("commit", "--change", "LABEL gb10.fleet.sandbox=images", made, REFERENCE)
+            docker("commit", "--change", f"LABEL gb10.fleet.sandbox=images {LABEL}={made_of}", made, REFERENCE)
         finally:
             docker("rm", "--force", made)
-    Registry(REFERENCE).push(REFERENCE)
+    registry.push(REFERENCE)
     return REFERENCE.split("/", 1)[1]
 
 

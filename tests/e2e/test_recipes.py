@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import docker
 import pytest
 import yaml
 from fleet import ENDPOINT, HEAD, ROOT, SANDBOX, WORKER, Node, recap, run_playbook, sandbox_nodes, stream_completion
@@ -180,6 +181,9 @@ def three(tmp_path) -> Iterator[Path]:
     done = run_playbook("sandbox", "localhost,", "--tags", "up", "-e", '{"sandbox_nodes": 3}')
     assert done.returncode == 0, done.stdout[-4000:]
     yield one_or_three(tmp_path, 3)
+    client = docker.from_env()
+    client.containers.get("gb10-sandbox-spark-03").remove(force=True)
+    client.volumes.get("gb10-sandbox-spark-03-docker").remove(force=True)
 
 
 def test_a_real_ray_cluster_of_three_nodes(three) -> None:
@@ -188,7 +192,7 @@ def test_a_real_ray_cluster_of_three_nodes(three) -> None:
 
     ray_image.build()
     nodes = sandbox_nodes("spark-01", "spark-02", "spark-03")
-    run_playbook("stop", three)
+    run_playbook("stop", three)  # whatever ran on two of the nodes
     served("sandbox-ray", three, MINE)
     assert stream_completion(ENDPOINT, "ray").strip()
     log = nodes["spark-01"].run("docker", "logs", "gb10-ray")
