@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -378,3 +379,36 @@ def test_expectations_and_lanes_restart_nothing(name: str) -> None:
         assert before == _rank_spec.spec_hash(spec(name, 0, lanes={"batch": {"max_concurrent": 2, "max_queued": 8}}))
     changed = [{"env": {"A": "1"}}, {"container": {"stop_timeout_s": 61}}]
     assert all(before != _rank_spec.spec_hash(spec(name, 0, **json.loads(json.dumps(c)))) for c in changed)
+
+
+@pytest.mark.parametrize(("nodes", "served"), [(3, True), (2, False)])
+def test_the_ray_head_starts_the_engine_when_all_nodes_are_in(
+    nodes: int, served: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its start lines in a real shell; `ray status` as fixture launch-ray-pg has it. One node too few ends with a sentence."""
+    monkeypatch.setattr(_rank_spec, "_RAY_TRIES", 1)
+    case = (ROOT / "tests/fixtures/cases/launch-ray-pg.txt").read_text()
+    status = case[case.index("======== Autoscaler") :].replace(
+        " node_bbbb", " node_bbbb\n1 node_cccc"[: 10 if nodes < 3 else 99]
+    )
+    (tmp_path / "status").write_text(status)
+    (tmp_path / "ray").write_text(
+        f'#!/bin/sh\nif [ "$1" = status ]; then cat {tmp_path}/status; else echo "ray $*"; fi\n'
+    )
+    (tmp_path / "vllm").write_text('#!/bin/sh\necho "vllm $1 $2"\n')
+    (tmp_path / "sleep").write_text("#!/bin/sh\n")
+    for program in ("ray", "vllm", "sleep"):
+        (tmp_path / program).chmod(0o755)
+    ours = spec("glm-5.2-reap-469b", 0, mods=[])
+    done = subprocess.run(
+        [*ours["entrypoint"], *ours["argv"]],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.startswith("ray start --head --port 29519 --node-ip-address 198.51.100.11"), done.stdout
+    assert ("vllm serve /var/tmp/models/GLM-5.2-NVFP4-REAP-469B" in done.stdout) is served
+    assert ("[ray] only 2 of 3 nodes joined" in done.stdout) is not served
+    assert done.returncode == (0 if served else 1)
