@@ -6,8 +6,8 @@ Usage: generate_troubleshooting.py [--check]. With --check nothing is written; e
 
 from __future__ import annotations
 
-import pprint
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -64,17 +64,18 @@ def data_text(entries: list[dict[str, Any]]) -> str:
     """The catalogue as a Python module (what a node needs of it)."""
     keys = [k for k in (*REQUIRED, *OPTIONAL) if k not in ("evidence", "cases")]
     rows = [{k: entry[k] for k in keys if k in entry} for entry in entries]
-    body = pprint.pformat(rows, width=116, sort_dicts=False)
-    return (
+    text = (
         "# Copyright (c) The gb10.fleet maintainers\n"
         "# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)\n"
         "# SPDX-License-Identifier: GPL-3.0-or-later\n"
         '"""Made by scripts/generate_troubleshooting.py from failures/catalogue.yml; edit that file."""\n\n'
         "from __future__ import annotations\n\n"
         "from typing import Any\n\n"
-        "# ruff: noqa: S108\n"
-        f"# fmt: off\nCATALOGUE: list[dict[str, Any]] = {body}\n# fmt: on\n"
+        "# ruff: noqa: E501, S108\n"
+        f"CATALOGUE: list[dict[str, Any]] = {rows!r}\n"
     )
+    ruff = [str(Path(sys.executable).with_name("ruff")), "format", "--stdin-filename", str(DATA), "-"]
+    return subprocess.run(ruff, input=text, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
 def _words(text: str) -> str:

@@ -8,7 +8,7 @@ copy=$cache/copy/ansible_collections/gb10/fleet
 cd "$root"
 rm -rf "$cache/copy"
 mkdir -p "$copy" "$cache/home/.ansible/test/cache"
-git ls-files --cached --others --exclude-standard -z -- . ':!collections' ':!molecule' ':!tests' ':!benchmarks' ':!scripts' ':!.ci' |
+git ls-files --cached --others --exclude-standard -z -- . ':!collections' ':!molecule' ':!tests' ':!benchmarks' ':!scripts' ':!.ci' ':!.config' |
   while IFS= read -r -d '' file; do if [ -e "$file" ]; then printf '%s\0' "$file"; fi; done |
   tar --null --files-from=- -cf - | tar -xf - -C "$copy"
 if [ -d tests/sanity ]; then mkdir -p "$copy/tests" && cp -r tests/sanity "$copy/tests/"; fi
@@ -41,4 +41,5 @@ export HOME=$cache/home
 export ANSIBLE_COLLECTIONS_PATH=$cache/copy PATH=$root/.venv/bin:$PATH LC_ALL=C.UTF-8
 unset ANSIBLE_CONFIG
 # One Python is enough here: ruff holds node code to 3.10, and pyenv's shims of other versions answer without being one.
-exec ansible-test sanity --local --color no --python "$(python -c 'import sys; print("%d.%d" % sys.version_info[:2])')" "$@"
+# Programs of roles (files/) are no modules: ruff and mypy check them, and their shebangs and names are a program's.
+exec ansible-test sanity --exclude roles/ --local --color no --python "$(python -c 'import sys; print("%d.%d" % sys.version_info[:2])')" "$@"

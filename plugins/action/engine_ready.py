@@ -122,7 +122,7 @@ class ActionModule(ActionBase):
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
         self.vars = task_vars or {}
-        _, self.args = self.validate_argument_spec(argument_spec=ARGUMENTS)
+        dummy, self.args = self.validate_argument_spec(argument_spec=ARGUMENTS)
         self.host: str = self.vars["inventory_hostname"]
         self.cluster: str = self.vars["topology_cluster"]
         self.members: list[str] = list(self.vars["topology_members"])

@@ -30,7 +30,7 @@ class ActionModule(ActionBase):
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
         self.vars = task_vars or {}
-        _, args = self.validate_argument_spec(argument_spec={"learned_dir": {"type": "str", "required": True}})
+        dummy, args = self.validate_argument_spec(argument_spec={"learned_dir": {"type": "str", "required": True}})
         cluster, recipe = self.vars["topology_cluster"], self.vars["topology_recipe"]
         window = self._window()
         if window is None or self.vars["topology_origins"].get(OPTION) == _learned.ORIGIN:

@@ -63,7 +63,7 @@ def thermal_findings(hosts: Iterable[Mapping[str, Any]], width: int = 100) -> st
     """Per node: one line of readings, then each finding with its evidence and lever."""
     blocks = []
     for host in hosts:
-        for _, sample in _samples(host)[:1]:
+        for dummy, sample in _samples(host)[:1]:
             blocks.append("\n".join(_findings(host["inventory_hostname"], sample, width)))
     return "\n\n".join(blocks)
 

@@ -219,7 +219,8 @@ class Job:
         manifest = self._manifest(item)
         take_manifest(item, manifest, self.params["verify"])
         item.checkpoint.keep_manifest(manifest)
-        assert item.manifest is not None
+        if item.manifest is None:
+            raise AssertionError(item)
         self.progress.expect((item.missing_bytes or 0) + item.unverified_bytes)
         self.offer(item)
 
@@ -278,7 +279,8 @@ class Job:
 
     def complete(self, item: Item) -> None:
         manifest, checkpoint = item.manifest, item.checkpoint
-        assert manifest is not None
+        if manifest is None:
+            raise AssertionError(item)
         for path in item.found.verified:
             checkpoint.link(manifest, path)
         self._verify(item)
@@ -320,7 +322,8 @@ class Job:
     def _verify(self, item: Item) -> None:
         """Hash what was not hashed yet. A wrong file is removed and counts as missing."""
         manifest, checkpoint, arrived = item.manifest, item.checkpoint, self._arrived(item)
-        assert manifest is not None
+        if manifest is None:
+            raise AssertionError(item)
         pace = Pace(self.params["verify_mib_per_s"] * (1 << 20))
 
         def read(count: int) -> None:
@@ -352,7 +355,8 @@ class Job:
         from ansible_collections.gb10.fleet.plugins.module_utils import _fetch
 
         manifest, params = item.manifest, self.params
-        assert manifest is not None
+        if manifest is None:
+            raise AssertionError(item)
         arrived = self._arrived(item)
         source: Any
         if self.upstream is not None:

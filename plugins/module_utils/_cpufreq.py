@@ -78,7 +78,7 @@ def ranges(cpus: Sequence[int]) -> str:
 def _cpus(text: str) -> tuple[int, ...]:
     cpus: list[int] = []
     for part in text.replace(",", " ").split():
-        first, _, last = part.partition("-")
+        first, dummy, last = part.partition("-")
         cpus.extend(range(int(first), int(last or first) + 1))
     return tuple(cpus)
 

@@ -100,7 +100,7 @@ class Docker:
             if not piece:
                 raise DockerError(f"The Docker engine closed the connection without an answer to GET {path}.")
             received += piece
-        head, _, body = received.partition(b"\r\n\r\n")
+        head, dummy, body = received.partition(b"\r\n\r\n")
         return head, body
 
     @staticmethod

@@ -28,7 +28,7 @@ _LONG_TAIL = 20000
 
 def padded(text: str) -> str:
     """RFC 3339 with always nine digits, so that two of them compare as text (Docker's file leaves out trailing zeros)."""
-    whole, _, rest = text.rstrip("Z").partition(".")
+    whole, dummy, rest = text.rstrip("Z").partition(".")
     return f"{whole}.{rest.ljust(9, '0')}Z"
 
 
@@ -39,7 +39,7 @@ def stamp_of(message: bytes) -> str:
 
 def epoch(text: str) -> str:
     """RFC 3339 with nanoseconds as Docker writes it -> ``seconds.nanoseconds`` since 1970, as its ``since`` wants it."""
-    whole, _, rest = text.partition(".")
+    whole, dummy, rest = text.partition(".")
     digits = "".join(c for c in rest if c.isdigit())[:9].ljust(9, "0")
     moment = datetime.fromisoformat(whole.rstrip("Z")[:19]).replace(tzinfo=timezone.utc)
     return f"{int(moment.timestamp())}.{digits}"
@@ -149,7 +149,7 @@ class DockerLog:
     @staticmethod
     def _from_engine(line: bytes) -> tuple[str, str] | None:
         """Text and time of a message of the engine."""
-        stamp, _, text = line.decode("utf-8", "replace").partition(" ")
+        stamp, dummy, text = line.decode("utf-8", "replace").partition(" ")
         return text.rstrip("\n"), padded(stamp)
 
     def _ask_beginning(self) -> bool:

@@ -128,8 +128,8 @@ def identity(image: Mapping[str, Any]) -> str:
 
 def split_reference(reference: str) -> tuple[str, str | None, str | None]:
     """Repository, tag and digest: ``host:5000/a/b:tag@sha256:…``."""
-    name, _, digest = reference.partition("@")
-    head, _, tail = name.rpartition(":")
+    name, dummy, digest = reference.partition("@")
+    head, dummy, tail = name.rpartition(":")
     if head and "/" not in tail:
         return head, tail, digest or None
     return name, None, digest or None
@@ -227,7 +227,7 @@ _AGAIN = ("rate", "cut", "offline")
 def fault(text: str, reference: str, platform: str) -> tuple[str, str, bool]:
     """Class, sentence and whether trying again can help, for what the engine said of a pull."""
     name, _tag, _digest = split_reference(reference)
-    first, _, rest = name.partition("/")
+    first, dummy, rest = name.partition("/")
     host = first if rest and ("." in first or ":" in first or first == "localhost") else "docker.io"
     for kind, pattern, sentence in _FAULTS:
         if re.search(pattern, text, re.IGNORECASE):
@@ -297,7 +297,7 @@ def registry_auth(host: str, homes: Iterable[Path]) -> str | None:
         for key in keys:
             text = (auths.get(key) or {}).get("auth")
             if text:
-                user, _, password = base64.b64decode(text).decode("utf-8", "replace").partition(":")
+                user, dummy, password = base64.b64decode(text).decode("utf-8", "replace").partition(":")
                 return auth_header(user, password, host)
     return None
 
@@ -308,7 +308,7 @@ def auth_header(user: str, password: str, host: str) -> str:
 
 
 def host_of(reference: str) -> str:
-    first, _, rest = reference.partition("/")
+    first, dummy, rest = reference.partition("/")
     return first if rest and ("." in first or ":" in first or first == "localhost") else "docker.io"
 
 

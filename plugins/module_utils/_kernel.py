@@ -53,7 +53,7 @@ def parse_sysctl_file(text: str) -> dict[str, str]:
     for line in text.splitlines():
         stripped = line.strip()
         if stripped and stripped[0] not in "#;" and "=" in stripped:
-            name, _, value = stripped.partition("=")
+            name, dummy, value = stripped.partition("=")
             settings[name.strip().lstrip("-").replace("/", ".")] = value.strip()
     return settings
 

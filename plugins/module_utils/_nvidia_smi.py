@@ -141,7 +141,7 @@ def parse_csv(text: str) -> list[dict[str, str | None]]:
 
 def parse_xml(text: str) -> list[Gpu]:
     """The GPUs of ``nvidia-smi -q -x``, one at least. Raises NvidiaSmiFailed when the text is not that document."""
-    import xml.etree.ElementTree as ElementTree
+    from xml.etree import ElementTree
 
     try:
         root = ElementTree.fromstring(text)  # noqa: S314 - the driver's own tool wrote it
@@ -241,7 +241,7 @@ def run(arguments: Sequence[str], *, command: str = "nvidia-smi", timeout_s: flo
     except OSError as exc:
         raise NvidiaSmiFailed(f"{shown} cannot be started: {exc.strerror}.") from exc
     try:
-        output, _ = process.communicate(timeout=timeout_s)
+        output, dummy = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired as exc:
         _end(process)
         raise NvidiaSmiTimeout(

@@ -78,7 +78,7 @@ class Endpoint:
 
     def models(self, deadline: Deadline) -> tuple[int, list[str]]:
         """Status and the ids of /v1/models."""
-        with self.request("GET", "/v1/models", deadline) as (response, _):
+        with self.request("GET", "/v1/models", deadline) as (response, dummy):
             body = response.read(1 << 20)
             if response.status != 200:
                 return response.status, []

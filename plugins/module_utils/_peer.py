@@ -152,10 +152,10 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._known():
             return
         url = urlsplit(self.path)
-        kind, _, rest = url.path.lstrip("/").partition("/")
+        kind, dummy, rest = url.path.lstrip("/").partition("/")
         if kind == "item":
             return self._item(unquote(rest), "manifest=1" in url.query)
-        repo, _, path = rest.partition("/")
+        repo, dummy, path = rest.partition("/")
         offer = self.server.offers.get(unquote(repo))
         path = unquote(path)
         if kind != "file" or offer is None or path not in offer.verified:

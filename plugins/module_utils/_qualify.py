@@ -765,7 +765,7 @@ def _error(values: Sequence[float]) -> float:
 def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Two results side by side: ``{label, unit, before, after, percent, verdict}`` with ``verdict`` better, worse, different, same,
     or ``-`` where one of them lacks the figure. Different means: by more than the least share, and by three standard errors."""
-    rows, second = [], {label: values for label, _, values, _ in _samples(after)}
+    rows, second = [], {row[0]: row[2] for row in _samples(after)}
     for label, unit, first, smaller in _samples(before):
         other = second.get(label) or []
         if not first and not other:

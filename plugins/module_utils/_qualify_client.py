@@ -104,7 +104,7 @@ class Prompts:
         base = self.count(text([]))
         words = self.words(max(int((tokens - base) / self.tokens_per_word), 0))
         slack = max(2.0, 2 * self.tokens_per_word, tokens / 1000)
-        for dummy in range(8):  # noqa: B007
+        for dummy in range(8):
             left = tokens - self.count(text(words))
             if 0 <= left <= slack or (left < 0 and not words):
                 break
@@ -453,7 +453,12 @@ class Run:
             return {"ok": False, "why": f"{row['error']}.", "next": hint}
         try:
             given = json.loads(row["content"])
-            fits = isinstance(given["name"], str) and type(given["cores"]) is int and len(given) == 2
+            fits = (
+                isinstance(given["name"], str)
+                and isinstance(given["cores"], int)
+                and not isinstance(given["cores"], bool)
+                and len(given) == 2
+            )
         except (ValueError, KeyError, TypeError):
             fits = False
         return {

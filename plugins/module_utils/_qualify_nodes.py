@@ -79,8 +79,8 @@ def node(
     def lowest(name: str) -> float | None:
         return min((round(s[name] / KIB_PER_GIB, 2) for s in samples if s.get(name) is not None), default=None)
 
-    def highest(name: str, of: Sequence[Mapping[str, Any]] = samples) -> float | None:
-        return max((s[name] for s in of if s.get(name) is not None), default=None)
+    def highest(name: str, of: Sequence[Mapping[str, Any]] | None = None) -> float | None:
+        return max((s[name] for s in (samples if of is None else of) if s.get(name) is not None), default=None)
 
     faults = None
     if end:

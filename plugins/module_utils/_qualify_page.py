@@ -58,11 +58,11 @@ def line_chart(
     drawn = [line for line in lines if line["points"]]
     if not drawn:
         return None
-    xs = [x for line in drawn for x, _ in line["points"]] + [b[k] for b in bands for k in ("from", "to")]
-    ys = [y for line in drawn for _, y in line["points"]]
+    xs = [x for line in drawn for x, dummy in line["points"]] + [b[k] for b in bands for k in ("from", "to")]
+    ys = [y for line in drawn for dummy, y in line["points"]]
     y_ticks = ticks(0.0 if from_zero else min(ys), max(ys))
     x_low, x_high = (0.0, max(xs)) if from_zero else (min(xs), max(xs))
-    x_ticks = sorted({x for line in drawn for x, _ in line["points"]}) if dots else [
+    x_ticks = sorted({x for line in drawn for x, dummy in line["points"]}) if dots else [
         x for x in ticks(x_low, x_high, 6) if x_low <= x <= x_high
     ]  # fmt: skip
     wide, high = WIDTH - LEFT - RIGHT, height - TOP - BOTTOM
@@ -84,14 +84,28 @@ def line_chart(
         })  # fmt: skip
     spread_labels(out_lines)
     return {
-        "title": title, "unit": unit, "x_unit": x_unit, "width": WIDTH, "height": height, "left": LEFT, "right": WIDTH - RIGHT,
-        "top": TOP, "bottom": height - BOTTOM,
+        "title": title,
+        "unit": unit,
+        "x_unit": x_unit,
+        "width": WIDTH,
+        "height": height,
+        "left": LEFT,
+        "right": WIDTH - RIGHT,
+        "top": TOP,
+        "bottom": height - BOTTOM,
         "x_ticks": [{"x": at_x(x), "label": plain(round(x, 6))} for x in x_ticks],
         "y_ticks": [{"y": at_y(y), "label": plain(y)} for y in y_ticks],
         "lines": out_lines,
-        "bands": [{"x": at_x(b["from"]), "width": round(max(at_x(b["to"]) - at_x(b["from"]), 0.5), 1), "name": b["name"],
-                   "shown": at_x(b["to"]) - at_x(b["from"]) >= 7 * len(b["name"])} for b in bands],
-    }  # fmt: skip
+        "bands": [
+            {
+                "x": at_x(b["from"]),
+                "width": round(max(at_x(b["to"]) - at_x(b["from"]), 0.5), 1),
+                "name": b["name"],
+                "shown": at_x(b["to"]) - at_x(b["from"]) >= 7 * len(b["name"]),
+            }
+            for b in bands
+        ],
+    }
 
 
 def spread_labels(lines: Sequence[dict[str, Any]], least: float = 13.0) -> None:
@@ -124,10 +138,17 @@ def strip_chart(rows: Sequence[Mapping[str, Any]], title: str, unit: str) -> dic
                     "words_x": min(max(at_x(v) for v in known) + 10, WIDTH - 150),
                     "dots": [{"x": at_x(v), "text": f"{row['name']}: {number(v, 's')}"} for v in known]})  # fmt: skip
     return {
-        "title": title, "unit": unit, "width": WIDTH, "height": height, "left": left, "right": WIDTH - RIGHT, "top": TOP,
-        "bottom": height - BOTTOM, "rows": out,
+        "title": title,
+        "unit": unit,
+        "width": WIDTH,
+        "height": height,
+        "left": left,
+        "right": WIDTH - RIGHT,
+        "top": TOP,
+        "bottom": height - BOTTOM,
+        "rows": out,
         "x_ticks": [{"x": at_x(10.0**n), "label": plain(10.0**n)} for n in range(low, high + 1)],
-    }  # fmt: skip
+    }
 
 
 def bands(measured: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -170,16 +191,30 @@ def charts(result: Mapping[str, Any]) -> dict[str, Any]:
     steps = [step for step in measured.get("concurrency") or [] if not step["errors"]]
     return {
         "ttft": strip_chart(
-            [{"name": stage, "slot": place, "values": [r["ttft_s"] for r in of_stage(measured, stage) if r.get("ttft_s")]}
-             for place, stage in enumerate(("short", "cold", "cached"))],
-            "Time to first token, every request (logarithmic)", "s"),
+            [
+                {
+                    "name": stage,
+                    "slot": place,
+                    "values": [r["ttft_s"] for r in of_stage(measured, stage) if r.get("ttft_s")],
+                }
+                for place, stage in enumerate(("short", "cold", "cached"))
+            ],
+            "Time to first token, every request (logarithmic)",
+            "s",
+        ),
         "concurrency": line_chart(
             [{"name": "all streams", "slot": 0, "points": [[step["streams"], step["tokens_per_s"]] for step in steps]}],
-            "Tokens per second of all streams together", "tokens/s", "streams", from_zero=True, dots=True)
-            if len(steps) > 1 else None,
+            "Tokens per second of all streams together",
+            "tokens/s",
+            "streams",
+            from_zero=True,
+            dots=True,
+        )
+        if len(steps) > 1
+        else None,
         "over_time": over_time,
         "legend": [{"name": name, "slot": slot} for name, slot in slots.items()] if over_time else [],
-    }  # fmt: skip
+    }
 
 
 def moment(epoch: float | None) -> str:
@@ -236,12 +271,24 @@ def page(result: Mapping[str, Any]) -> dict[str, Any]:
         "failed": [line for line in lines if line["status"] == FAIL],
         "findings": result["findings"],
         "nodes": nodes,
-        "node_columns": ["Node", "Rank", "Major faults, engine", "others", "Lowest MemFree", "Lowest MemAvailable", "GPU power",
-                         "GPU", "SoC", "SM clock", "Busiest engine thread", "Sampler, of a core"],
+        "node_columns": [
+            "Node",
+            "Rank",
+            "Major faults, engine",
+            "others",
+            "Lowest MemFree",
+            "Lowest MemAvailable",
+            "GPU power",
+            "GPU",
+            "SoC",
+            "SM clock",
+            "Busiest engine thread",
+            "Sampler, of a core",
+        ],
         "counters": counted,
         "charts": charts(result),
         "provenance": provenance_rows(result.get("provenance") or {}),
-    }  # fmt: skip
+    }
 
 
 def provenance_rows(given: Mapping[str, Any]) -> list[list[str]]:

@@ -32,7 +32,7 @@ def flags(argv: Sequence[str]) -> dict[str, str]:
     name = ""
     for word in argv:
         if word.startswith("--"):
-            flag, _, value = word[2:].partition("=")
+            flag, dummy, value = word[2:].partition("=")
             name = flag.replace("_", "-")
             out[name] = value
         elif name:

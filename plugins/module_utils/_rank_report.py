@@ -146,7 +146,8 @@ def report(
     if found:
         lines.append(_rank_state.message(found))
     elif serving:
-        lines += [f"serving: {words(probe, 40)}, {figures(probe)}", *([busy] if (busy := gpu_line(head)) else [])]
+        busy = gpu_line(head)
+        lines += [f"serving: {words(probe, 40)}, {figures(probe)}", *([busy] if busy else [])]
     else:
         lines.append("no trouble seen; not serving yet" if reports else "no rank in this run")
     lines += _findings.lines(findings)

@@ -72,7 +72,7 @@ def moment(text: str | None) -> float | None:
     """Seconds since 1970 of an RFC 3339 time, None for anything else (an engine's own time has no year)."""
     if not text or len(text) < 20 or text.startswith("0001-"):
         return None
-    whole, _, rest = text.rstrip("Z").partition(".")
+    whole, dummy, rest = text.rstrip("Z").partition(".")
     try:
         base = datetime.fromisoformat(whole).replace(tzinfo=timezone.utc).timestamp()
     except ValueError:

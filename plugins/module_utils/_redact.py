@@ -56,7 +56,7 @@ def words(argv: Sequence[str]) -> list[str]:
     secret = False
     for word in argv:
         if word.startswith("-"):
-            name, equals, _ = word.partition("=")
+            name, equals, dummy = word.partition("=")
             secret = is_secret(name) and not equals
             out.append(f"{name}={GONE}" if equals and is_secret(name) else text(word))
         else:
@@ -112,7 +112,7 @@ def inspect(answer: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
 
 def secrets(env: Iterable[str], argv: Sequence[str]) -> list[str]:
     """The values that stand under a secret's name."""
-    found = [value for name, _, value in (pair.partition("=") for pair in env) if is_secret(name) and value]
+    found = [value for name, dummy, value in (pair.partition("=") for pair in env) if is_secret(name) and value]
     secret = False
     for word in argv:
         if word.startswith("-"):

@@ -157,8 +157,8 @@ def send(params: dict[str, Any], key: str | None) -> list[dict[str, Any]]:
 def main() -> None:
     request = {
         "prompt": {"type": "str"},
-        "prompt_tokens": {"type": "int", "default": 16},
-        "max_tokens": {"type": "int", "default": 16},
+        "prompt_tokens": {"type": "int", "default": 16, "no_log": False},
+        "max_tokens": {"type": "int", "default": 16, "no_log": False},
         "concurrency": {"type": "int", "default": 1},
     }
     module = AnsibleModule(

@@ -160,7 +160,8 @@ class Verify:
         take_manifest(item, patiently(lambda: hub.manifest(item.repo, commit), 4, 1, 60), self.params["verify"])
 
     def findings(self, item: Item) -> list[dict[str, str]]:
-        assert item.manifest is not None
+        if item.manifest is None:
+            raise AssertionError(item)
         summary = item.checkpoint.summary()
         if not summary:
             item.checkpoint.header_faults(item.manifest, item.manifest.files)

@@ -164,7 +164,7 @@ class GpuClockManager:
 
     def _settled(self) -> _nvidia_smi.Clocks:
         """The clocks after a change: a busy GPU takes a moment to come down to its cap."""
-        for _ in range(SETTLE_READINGS):
+        for dummy in range(SETTLE_READINGS):
             clocks = _nvidia_smi.read_clocks(**self.smi)
             if self.params["state"] == "absent" or not self._above(clocks):
                 break

@@ -154,8 +154,8 @@ class Ritual:
         """The checkpoint's pages. Without cachestat nobody knows how many there are: then all files are evicted."""
         with _pagecache.opened(self.params["checkpoint_globs"], self.params["smallest_mib"] * 1024) as fds:
             cached = [(fd, _pagecache.cached_kib(fd)) for fd in fds]
-            self.checkpoint_kib = sum(kib or 0 for _, kib in cached)
-            if self.checkpoint_kib < NOTHING_KIB and None not in (kib for _, kib in cached):
+            self.checkpoint_kib = sum(kib or 0 for dummy, kib in cached)
+            if self.checkpoint_kib < NOTHING_KIB and None not in (kib for dummy, kib in cached):
                 return
             self.note(f"evict {gib(self.checkpoint_kib)} of checkpoint pages")
             self.changed = True

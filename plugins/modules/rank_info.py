@@ -512,7 +512,7 @@ def main() -> None:
         "url": {"type": "str", "required": True},
         "model": {"type": "str", "required": True},
         "prompt": {"type": "str", "default": "Say: ready"},
-        "max_tokens": {"type": "int", "default": 8},
+        "max_tokens": {"type": "int", "default": 8, "no_log": False},
         "timeout_s": {"type": "float", "default": 30},
         "api_key_file": {"type": "path", "no_log": False},
     }

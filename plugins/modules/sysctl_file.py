@@ -110,7 +110,7 @@ class SysctlFileManager:
             self._carry_out(changes)
             if held != content:
                 self._write_file(content)
-        actions = [f"{name}: {before.strip()} -> {after.strip()}" for name, _, before, after in changes]
+        actions = [f"{name}: {before.strip()} -> {after.strip()}" for name, dummy, before, after in changes]
         if held != content:
             actions.append(f"{self.path}: {'written' if content else 'removed'}")
         before, after = ("".join(f"{c[0]} = {c[i].strip()}\n" for c in changes) for i in (2, 3))
@@ -156,7 +156,7 @@ class SysctlFileManager:
             path = _kernel.sysctl_path(name)
             self.journal.remember(path, self._now(name, path))
         self.journal.save()
-        for name, path, _, after in changes:
+        for name, path, dummy, after in changes:
             try:
                 self.journal.write(path, after)
             except OSError as exc:
