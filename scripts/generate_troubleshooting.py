@@ -60,6 +60,17 @@ def load(path: Path = CATALOGUE) -> list[dict[str, Any]]:
     return entries
 
 
+def literal(value: Any) -> str:
+    """As repr, with long strings in pieces."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{literal(k)}: {literal(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(literal(item) for item in value) + "]"
+    if isinstance(value, str) and len(value) > 100:
+        return "(" + " ".join(repr(value[at : at + 100]) for at in range(0, len(value), 100)) + ")"
+    return repr(value)
+
+
 def data_text(entries: list[dict[str, Any]]) -> str:
     """The catalogue as a Python module (what a node needs of it)."""
     keys = [k for k in (*REQUIRED, *OPTIONAL) if k not in ("evidence", "cases")]
@@ -71,8 +82,8 @@ def data_text(entries: list[dict[str, Any]]) -> str:
         '"""Made by scripts/generate_troubleshooting.py from failures/catalogue.yml; edit that file."""\n\n'
         "from __future__ import annotations\n\n"
         "from typing import Any\n\n"
-        "# ruff: noqa: E501, S108\n"
-        f"CATALOGUE: list[dict[str, Any]] = {rows!r}\n"
+        "# ruff: noqa: S108\n"
+        f"CATALOGUE: list[dict[str, Any]] = {literal(rows)}\n"
     )
     ruff = [str(Path(sys.executable).with_name("ruff")), "format", "--stdin-filename", str(DATA), "-"]
     return subprocess.run(ruff, input=text, capture_output=True, text=True, check=True, timeout=60).stdout

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-# ruff: noqa: E501, S108
+# ruff: noqa: S108
 CATALOGUE: list[dict[str, Any]] = [
     {
         "id": "launch-headless",
@@ -16,8 +16,14 @@ CATALOGUE: list[dict[str, Any]] = [
         "kind": "cause",
         "severity": "hard",
         "stage": "load",
-        "cause": "this worker was started without --headless and built a full engine; the head then waits for ever without a line",
-        "fix": "start it with --headless as its last argument, and with the entrypoint `vllm serve` (the api_server module ignores the flag)",
+        "cause": (
+            "this worker was started without --headless and built a full engine; the head then waits for ever wit"
+            "hout a line"
+        ),
+        "fix": (
+            "start it with --headless as its last argument, and with the entrypoint `vllm serve` (the api_server "
+            "module ignores the flag)"
+        ),
         "signature": ["collective_rpc should not be called on follower node"],
     },
     {
@@ -27,10 +33,18 @@ CATALOGUE: list[dict[str, Any]] = [
         "kind": "cause",
         "severity": "hard",
         "stage": "engine",
-        "cause": "{free_gib} GiB of {total_gib} GiB are free, {utilization} x {total_gib} GiB = {wanted_gib} GiB are wanted",
-        "fix": "lower gpu-memory-utilization to {max_utilization} on all ranks, or free memory on this node (page cache, desktop, other containers)",
+        "cause": (
+            "{free_gib} GiB of {total_gib} GiB are free, {utilization} x {total_gib} GiB = {wanted_gib} GiB are wanted"
+        ),
+        "fix": (
+            "lower gpu-memory-utilization to {max_utilization} on all ranks, or free memory on this node (page ca"
+            "che, desktop, other containers)"
+        ),
         "signature": [
-            "Free memory on device (?:\\S+ )?\\((?P<free_gib>[\\d.]+)/(?P<total_gib>[\\d.]+) GiB\\) on startup is less than desired GPU memory utilization \\((?P<utilization>[\\d.]+), (?P<wanted_gib>[\\d.]+) GiB\\)",
+            (
+                "Free memory on device (?:\\S+ )?\\((?P<free_gib>[\\d.]+)/(?P<total_gib>[\\d.]+) GiB\\) on startup is less"
+                " than desired GPU memory utilization \\((?P<utilization>[\\d.]+), (?P<wanted_gib>[\\d.]+) GiB\\)"
+            ),
             "is less than desired GPU memory utilization",
         ],
         "compute": "max_utilization",
@@ -42,10 +56,20 @@ CATALOGUE: list[dict[str, Any]] = [
         "kind": "cause",
         "severity": "hard",
         "stage": "kv_cache",
-        "cause": "a request of max-model-len {max_model_len} needs {needed_gib} GiB of KV cache, {available_gib} GiB are there",
-        "fix": "set max-model-len to {fits} at most, or give the cache more memory (a higher gpu-memory-utilization, fp8 KV cache)",
+        "cause": (
+            "a request of max-model-len {max_model_len} needs {needed_gib} GiB of KV cache, {available_gib} GiB a"
+            "re there"
+        ),
+        "fix": (
+            "set max-model-len to {fits} at most, or give the cache more memory (a higher gpu-memory-utilization,"
+            " fp8 KV cache)"
+        ),
         "signature": [
-            "To serve at least one request with the model.?s max seq len(?:gth)? \\((?P<max_model_len>\\d+)\\).*?\\((?P<needed_gib>[\\d.]+) GiB KV cache is needed.*?\\((?P<available_gib>[\\d.]+) GiB\\).*?estimated maximum model length is (?P<fits>\\d+)",
+            (
+                "To serve at least one request with the model.?s max seq len(?:gth)? \\((?P<max_model_len>\\d+)\\).*?\\(("
+                "?P<needed_gib>[\\d.]+) GiB KV cache is needed.*?\\((?P<available_gib>[\\d.]+) GiB\\).*?estimated maximum"
+                " model length is (?P<fits>\\d+)"
+            ),
             "To serve at least one request with the model.?s max seq len",
             "estimated maximum model length is (?P<fits>\\d+)",
         ],
@@ -72,8 +96,13 @@ CATALOGUE: list[dict[str, Any]] = [
         "kind": "cause",
         "severity": "hard",
         "stage": "load",
-        "cause": "the GPU allocator was refused memory (on a GB10 this is the memory of the whole node, page cache included)",
-        "fix": "lower gpu-memory-utilization or max-num-batched-tokens, end what else holds memory on this node, and keep the memory guard on",
+        "cause": (
+            "the GPU allocator was refused memory (on a GB10 this is the memory of the whole node, page cache included)"
+        ),
+        "fix": (
+            "lower gpu-memory-utilization or max-num-batched-tokens, end what else holds memory on this node, and"
+            " keep the memory guard on"
+        ),
         "signature": [
             "CUDA out of memory",
             "torch\\.(?:cuda\\.)?OutOfMemoryError",
@@ -89,7 +118,9 @@ CATALOGUE: list[dict[str, Any]] = [
         "severity": "hard",
         "stage": "engine",
         "cause": "the engine needs {wanted_mib} MiB in /dev/shm, {free_mib} MiB are free",
-        "fix": "raise container.shm_size of the recipe, or the size of the node's own /dev/shm when container.ipc is host",
+        "fix": (
+            "raise container.shm_size of the recipe, or the size of the node's own /dev/shm when container.ipc is host"
+        ),
         "signature": [
             "Insufficient space in /dev/shm.*?: (?P<wanted_mib>\\d+) MiB required, (?P<free_mib>\\d+) MiB free",
             "Insufficient space in /dev/shm",
@@ -105,7 +136,10 @@ CATALOGUE: list[dict[str, Any]] = [
         "cause": "a Triton kernel was tuned for a bigger GPU ({required} bytes of shared memory wanted, {limit} exist)",
         "fix": "use an image that is built for SM121, or another attention or MoE backend (moe-backend)",
         "signature": [
-            "OutOfResources: (?:out of resource: )?shared memory(?:, Required: (?P<required>\\d+), Hardware limit: (?P<limit>\\d+))?"
+            (
+                "OutOfResources: (?:out of resource: )?shared memory(?:, Required: (?P<required>\\d+), Hardware limit:"
+                " (?P<limit>\\d+))?"
+            )
         ],
     },
     {
@@ -116,10 +150,16 @@ CATALOGUE: list[dict[str, Any]] = [
         "severity": "hard",
         "stage": "config",
         "cause": "port {port} of this node is held by another process",
-        "fix": "stop what holds it (`ss -ltnp` names it, `playbooks/stop.yml` ends old ranks), or choose another port or master_port",
+        "fix": (
+            "stop what holds it (`ss -ltnp` names it, `playbooks/stop.yml` ends old ranks), or choose another por"
+            "t or master_port"
+        ),
         "signature": [
             "failed to listen on any local network address\\. port: (?P<port>\\d+).*EADDRINUSE",
-            "error while attempting to bind on address \\('(?P<address>[^']*)', (?P<port>\\d+)\\): address already in use",
+            (
+                "error while attempting to bind on address \\('(?P<address>[^']*)', (?P<port>\\d+)\\): address already i"
+                "n use"
+            ),
             "\\[Errno 98\\] .*[Aa]ddress already in use",
             "EADDRINUSE",
         ],
@@ -195,7 +235,10 @@ CATALOGUE: list[dict[str, Any]] = [
         "cause": "{path} has {found} bytes, {wanted} are wanted",
         "fix": "run playbooks/prepare.yml, which fetches the file anew",
         "signature": [
-            "Consistency check failed: file should be of size (?P<wanted>\\d+) but has size (?P<found>\\d+) \\((?P<path>[^)]+)\\)"
+            (
+                "Consistency check failed: file should be of size (?P<wanted>\\d+) but has size (?P<found>\\d+) \\((?P<p"
+                "ath>[^)]+)\\)"
+            )
         ],
     },
     {
@@ -206,7 +249,9 @@ CATALOGUE: list[dict[str, Any]] = [
         "severity": "hard",
         "stage": "config",
         "cause": "the engine asks the model hub and is refused ({detail})",
-        "fix": "fetch the checkpoint with playbooks/prepare.yml and a token that was granted access; ranks run offline",
+        "fix": (
+            "fetch the checkpoint with playbooks/prepare.yml and a token that was granted access; ranks run offline"
+        ),
         "signature": ["GatedRepoError: (?P<detail>.+)", "401 Client Error: Unauthorized for url: (?P<detail>\\S+)"],
     },
     {
@@ -230,7 +275,10 @@ CATALOGUE: list[dict[str, Any]] = [
         "cause": "after {seconds} s {joined} of {expected} ranks had come to the rendezvous",
         "fix": "look at the ranks that did not come; then at fabric_address and a firewall on the master port",
         "signature": [
-            "DistStoreError: Timed out after (?P<seconds>\\d+) seconds waiting for clients\\. (?P<joined>\\d+)/(?P<expected>\\d+) clients joined",
+            (
+                "DistStoreError: Timed out after (?P<seconds>\\d+) seconds waiting for clients\\. (?P<joined>\\d+)/(?P<e"
+                "xpected>\\d+) clients joined"
+            ),
             "DistStoreError",
         ],
     },
@@ -241,8 +289,14 @@ CATALOGUE: list[dict[str, Any]] = [
         "kind": "wait",
         "severity": "hard",
         "stage": "rendezvous",
-        "cause": "nothing answers at {address}:{port}, where this worker looks for the head; by itself it would try for 30 minutes",
-        "fix": "check fabric_address of the head in the inventory, the cable, and a firewall on the master port; then serve again",
+        "cause": (
+            "nothing answers at {address}:{port}, where this worker looks for the head; by itself it would try fo"
+            "r 30 minutes"
+        ),
+        "fix": (
+            "check fabric_address of the head in the inventory, the cable, and a firewall on the master port; the"
+            "n serve again"
+        ),
         "signature": ["TCP client failed to connect/validate to host (?P<address>[\\d.]+):(?P<port>\\d+) - retrying"],
         "patience_s": 20,
     },
@@ -264,8 +318,14 @@ CATALOGUE: list[dict[str, Any]] = [
         "kind": "peer",
         "severity": "hard",
         "stage": "ready",
-        "cause": "{method} did not come back in time: another rank is frozen or gone, or a kernel was compiled in the middle of serving",
-        "fix": "look at the other ranks first; if all were alive, raise VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, mount the compile caches and warm up",
+        "cause": (
+            "{method} did not come back in time: another rank is frozen or gone, or a kernel was compiled in the "
+            "middle of serving"
+        ),
+        "fix": (
+            "look at the other ranks first; if all were alive, raise VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, mount th"
+            "e compile caches and warm up"
+        ),
         "signature": [
             "RPC call to (?P<method>\\w+) timed out",
             "Watchdog caught collective operation timeout: .*OpType=(?P<method>\\w+)",
@@ -283,7 +343,10 @@ CATALOGUE: list[dict[str, Any]] = [
         "signature": [
             "Read error \\[(?P<peer>[\\d.]+)\\]:\\d+: Connection reset by peer",
             "Connection closed by peer \\[(?P<peer>[\\d.]+)\\]",
-            "Failed to recv, got 0 bytes\\. Connection was likely closed.*remote=\\[(?:::ffff:)?(?P<peer>[\\d.]+)\\]|recvValue failed on SocketImpl\\(.*remote=\\[(?:::ffff:)?(?P<peer2>[\\d.]+)\\]",
+            (
+                "Failed to recv, got 0 bytes\\. Connection was likely closed.*remote=\\[(?:::ffff:)?(?P<peer>[\\d.]+)\\]|"
+                "recvValue failed on SocketImpl\\(.*remote=\\[(?:::ffff:)?(?P<peer2>[\\d.]+)\\]"
+            ),
             "remote process exited or there was a network error",
             "rank (?P<gone>\\d+) ends, since a rank that left cannot rejoin",
         ],
@@ -295,7 +358,9 @@ CATALOGUE: list[dict[str, Any]] = [
         "kind": "cause",
         "severity": "hard",
         "stage": "ready",
-        "cause": "the scheduler lost the first request; seen with pipeline parallel and --enforce-eager on the CPU build",
+        "cause": (
+            "the scheduler lost the first request; seen with pipeline parallel and --enforce-eager on the CPU build"
+        ),
         "fix": "take enforce-eager out of args and set compilation-config to mode 1 with backend eager",
         "signature": ["KeyError: 'chatcmpl-[^']+'"],
     },
@@ -317,8 +382,14 @@ CATALOGUE: list[dict[str, Any]] = [
         "kind": "wait",
         "severity": "hard",
         "stage": "rendezvous",
-        "cause": "Ray has waited {seconds} s for GPUs; a node did not register its GPU, or VLLM_HOST_IP is not the address that Ray uses",
-        "fix": "compare the GPU total of `ray status` with the number of ranks, and VLLM_HOST_IP with the address of each node",
+        "cause": (
+            "Ray has waited {seconds} s for GPUs; a node did not register its GPU, or VLLM_HOST_IP is not the add"
+            "ress that Ray uses"
+        ),
+        "fix": (
+            "compare the GPU total of `ray status` with the number of ranks, and VLLM_HOST_IP with the address of"
+            " each node"
+        ),
         "signature": ["Waiting for creating a placement group of specs for (?P<seconds>\\d+) seconds"],
         "patience_s": 120,
     },
@@ -329,10 +400,16 @@ CATALOGUE: list[dict[str, Any]] = [
         "kind": "cause",
         "severity": "hard",
         "stage": "load",
-        "cause": "Ray's monitor killed a worker at 95 % of the node's memory, which a load on unified memory reaches ({used} of {total})",
+        "cause": (
+            "Ray's monitor killed a worker at 95 % of the node's memory, which a load on unified memory reaches ("
+            "{used} of {total})"
+        ),
         "fix": "set env RAY_memory_monitor_refresh_ms to 0",
         "signature": [
-            "killed due to the node running low on memory\\. Memory on the node \\(IP: (?P<peer>[\\d.]+)\\) was (?P<used>[\\d.]+GB) / (?P<total>[\\d.]+GB)",
+            (
+                "killed due to the node running low on memory\\. Memory on the node \\(IP: (?P<peer>[\\d.]+)\\) was (?P<u"
+                "sed>[\\d.]+GB) / (?P<total>[\\d.]+GB)"
+            ),
             "killed due to the node running low on memory",
         ],
     },
@@ -355,7 +432,10 @@ CATALOGUE: list[dict[str, Any]] = [
         "severity": "hard",
         "stage": "rendezvous",
         "cause": "the GID entry that NCCL_IB_GID_INDEX names on this node is all zero",
-        "fix": "take NCCL_IB_GID_INDEX out of the recipe and inventory; the fabric role finds the index per node and HCA at launch",
+        "fix": (
+            "take NCCL_IB_GID_INDEX out of the recipe and inventory; the fabric role finds the index per node and"
+            " HCA at launch"
+        ),
         "signature": ["ibv_modify_qp.*(?:errno 61|err 61|No data available)"],
     },
     {
@@ -387,8 +467,14 @@ CATALOGUE: list[dict[str, Any]] = [
         "kind": "cause",
         "severity": "hard",
         "stage": "rendezvous",
-        "cause": "memory cannot be pinned: the container's memlock limit, or (with memlock unlimited) a 7.0.0-10xx-nvidia kernel that gave 9 GiB to Kexec HandOver",
-        "fix": "set container.ulimits.memlock to -1; if it is, and CmaFree in /proc/meminfo exceeds CmaTotal, boot with kho=off or an older kernel",
+        "cause": (
+            "memory cannot be pinned: the container's memlock limit, or (with memlock unlimited) a 7.0.0-10xx-nvi"
+            "dia kernel that gave 9 GiB to Kexec HandOver"
+        ),
+        "fix": (
+            "set container.ulimits.memlock to -1; if it is, and CmaFree in /proc/meminfo exceeds CmaTotal, boot w"
+            "ith kho=off or an older kernel"
+        ),
         "signature": ["ibv_reg_mr\\S* (?:failed with error )?.*Cannot allocate memory"],
     },
     {
@@ -410,7 +496,10 @@ CATALOGUE: list[dict[str, Any]] = [
         "severity": "hard",
         "stage": "rendezvous",
         "cause": "the interface {interface} does not exist on this node or has no address",
-        "fix": "take *_SOCKET_IFNAME out of the recipe's env (and look for it in the image); the fabric role sets all of them per node",
+        "fix": (
+            "take *_SOCKET_IFNAME out of the recipe's env (and look for it in the image); the fabric role sets al"
+            "l of them per node"
+        ),
         "signature": ["Unable to find address for: (?P<interface>\\S+)"],
     },
     {
@@ -445,7 +534,10 @@ CATALOGUE: list[dict[str, Any]] = [
         "severity": "hard",
         "stage": "engine",
         "cause": "{address} is not an address of this node",
-        "fix": "correct fabric_address of this node in the inventory; after a reboot look whether the fabric's addresses came back",
+        "fix": (
+            "correct fabric_address of this node in the inventory; after a reboot look whether the fabric's addre"
+            "sses came back"
+        ),
         "signature": ["Cannot assign requested address \\(addr='tcp://(?P<address>[^':]+)"],
     },
     {
@@ -467,7 +559,10 @@ CATALOGUE: list[dict[str, Any]] = [
         "severity": "soft",
         "stage": "rendezvous",
         "cause": "NCCL found no RDMA device in the container and uses sockets (about 16 Gb/s instead of 180)",
-        "fix": "give the container /dev/infiniband, IPC_LOCK and memlock -1 (container.devices, cap_add, ulimits of the recipe)",
+        "fix": (
+            "give the container /dev/infiniband, IPC_LOCK and memlock -1 (container.devices, cap_add, ulimits of "
+            "the recipe)"
+        ),
         "signature": ["NET/IB : No device found", "NCCL INFO Using network Socket", "via NET/Socket"],
     },
     {
@@ -496,7 +591,10 @@ CATALOGUE: list[dict[str, Any]] = [
         "kind": "wrapper",
         "severity": "hard",
         "stage": "load",
-        "cause": "the process {name} ended with exit code {code}; -9 is a kill, by the kernel for lack of memory or by a person",
+        "cause": (
+            "the process {name} ended with exit code {code}; -9 is a kill, by the kernel for lack of memory or by"
+            " a person"
+        ),
         "fix": 'look for "Out of memory" in the kernel log of this node; keep the memory guard on while loading',
         "signature": ["Worker proc (?P<name>\\S+) died unexpectedly(?: \\(exit code: (?P<code>-?\\d+)\\))?"],
     },
@@ -507,7 +605,10 @@ CATALOGUE: list[dict[str, Any]] = [
         "kind": "note",
         "severity": "soft",
         "stage": "compile",
-        "cause": "a rank is busy (compiling, autotuning, loading) or gone; the line appears in healthy and in dead boots alike",
+        "cause": (
+            "a rank is busy (compiling, autotuning, loading) or gone; the line appears in healthy and in dead boo"
+            "ts alike"
+        ),
         "fix": "nothing by itself; the wait watches the other ranks and their progress",
         "signature": ["No available shared memory broadcast block found"],
     },
@@ -530,7 +631,10 @@ CATALOGUE: list[dict[str, Any]] = [
         "severity": "hard",
         "stage": "load",
         "cause": "the kernel killed {name} (pid {pid}) for lack of memory",
-        "fix": "lower gpu-memory-utilization, end what else uses memory on this node, and keep the memory guard on while loading",
+        "fix": (
+            "lower gpu-memory-utilization, end what else uses memory on this node, and keep the memory guard on w"
+            "hile loading"
+        ),
         "signature": [
             "Out of memory: Killed process (?P<pid>\\d+) \\((?P<name>[^)]*)\\)",
             "Memory cgroup out of memory: Killed process (?P<pid>\\d+) \\((?P<name>[^)]*)\\)",
@@ -544,7 +648,10 @@ CATALOGUE: list[dict[str, Any]] = [
         "severity": "hard",
         "stage": "ready",
         "cause": "the driver reports Xid {xid} on {device}",
-        "fix": "restart the node; if it comes back under load, lower the GPU clock cap (playbooks/tune_thermal.yml) and check for a driver update",
+        "fix": (
+            "restart the node; if it comes back under load, lower the GPU clock cap (playbooks/tune_thermal.yml) "
+            "and check for a driver update"
+        ),
         "signature": ["NVRM: Xid \\((?P<device>[^)]*)\\): (?P<xid>\\d+)"],
     },
     {
@@ -566,7 +673,10 @@ CATALOGUE: list[dict[str, Any]] = [
         "severity": "soft",
         "stage": "load",
         "cause": "the engine's profiler probes the ceiling; healthy boots print about 60 of these lines, too",
-        "fix": "nothing by itself; many of them within seconds, together with free memory under the floor, announce a wedge",
+        "fix": (
+            "nothing by itself; many of them within seconds, together with free memory under the floor, announce "
+            "a wedge"
+        ),
         "signature": ["NVRM: nvCheckOkFailedNoLog: .*NV_ERR_NO_MEMORY"],
     },
     {
@@ -602,8 +712,13 @@ CATALOGUE: list[dict[str, Any]] = [
         "kind": "cause",
         "severity": "hard",
         "stage": "container",
-        "cause": "the NVIDIA container toolkit is not installed, or Docker was not restarted after it was (Docker from snap never sees it)",
-        "fix": "install nvidia-container-toolkit, run `nvidia-ctk runtime configure --runtime=docker` and restart Docker",
+        "cause": (
+            "the NVIDIA container toolkit is not installed, or Docker was not restarted after it was (Docker from"
+            " snap never sees it)"
+        ),
+        "fix": (
+            "install nvidia-container-toolkit, run `nvidia-ctk runtime configure --runtime=docker` and restart Docker"
+        ),
         "signature": ["could not select device driver"],
     },
     {
@@ -639,7 +754,9 @@ CATALOGUE: list[dict[str, Any]] = [
         "kind": "cause",
         "severity": "hard",
         "stage": "load",
-        "cause": "Docker says that the kernel killed a process of this container for lack of memory (exit code {exit_code})",
+        "cause": (
+            "Docker says that the kernel killed a process of this container for lack of memory (exit code {exit_code})"
+        ),
         "fix": "raise container.memory of the recipe or take it out; memory of the GPU is not counted by it",
     },
     {
@@ -650,7 +767,10 @@ CATALOGUE: list[dict[str, Any]] = [
         "severity": "hard",
         "stage": "load",
         "cause": "the rank was killed (exit code 137, SIGKILL) without a word in its own log",
-        "fix": 'look for "Out of memory" in the kernel log of this node and for a person or unit that stopped it; then serve again',
+        "fix": (
+            'look for "Out of memory" in the kernel log of this node and for a person or unit that stopped it; th'
+            "en serve again"
+        ),
     },
     {
         "id": "rank-ended",
@@ -679,8 +799,14 @@ CATALOGUE: list[dict[str, Any]] = [
         "kind": "cause",
         "severity": "hard",
         "stage": "rendezvous",
-        "cause": "the container was restarted or replaced while the cluster was starting; the rendezvous is one-shot, the new rank waits for ever",
-        "fix": "set no restart policy on ranks, end what restarts them, and start all ranks together with playbooks/serve.yml",
+        "cause": (
+            "the container was restarted or replaced while the cluster was starting; the rendezvous is one-shot, "
+            "the new rank waits for ever"
+        ),
+        "fix": (
+            "set no restart policy on ranks, end what restarts them, and start all ranks together with playbooks/"
+            "serve.yml"
+        ),
     },
     {
         "id": "rank-unreachable",
@@ -690,7 +816,10 @@ CATALOGUE: list[dict[str, Any]] = [
         "severity": "hard",
         "stage": "load",
         "cause": "the node gave no answer for {seconds} s ({detail})",
-        "fix": "if it answers ping but not SSH it is wedged by memory pressure; a node that is off needs its power cut and given back by hand",
+        "fix": (
+            "if it answers ping but not SSH it is wedged by memory pressure; a node that is off needs its power c"
+            "ut and given back by hand"
+        ),
     },
     {
         "id": "rank-stopped",
@@ -710,7 +839,9 @@ CATALOGUE: list[dict[str, Any]] = [
         "severity": "hard",
         "stage": "rendezvous",
         "cause": "this worker looks for the head at {found}; the head is at {wanted}",
-        "fix": "correct fabric_address of the head in the inventory and start all ranks again with playbooks/serve.yml",
+        "fix": (
+            "correct fabric_address of the head in the inventory and start all ranks again with playbooks/serve.yml"
+        ),
     },
     {
         "id": "launch-args-mismatch",
@@ -740,7 +871,10 @@ CATALOGUE: list[dict[str, Any]] = [
         "severity": "hard",
         "stage": "load",
         "cause": "no sign of life while {doing}: for {seconds} s no new log line and no CPU time",
-        "fix": "look at the last lines of all ranks and at their kernel logs; a rank that waits for another one is still, too",
+        "fix": (
+            "look at the last lines of all ranks and at their kernel logs; a rank that waits for another one is s"
+            "till, too"
+        ),
     },
     {
         "id": "stage-budget",
@@ -750,7 +884,9 @@ CATALOGUE: list[dict[str, Any]] = [
         "severity": "hard",
         "stage": "load",
         "cause": "{doing} took more than {seconds} s",
-        "fix": "if the rank was still working, raise readiness.{budget} of the recipe; otherwise look at its last lines",
+        "fix": (
+            "if the rank was still working, raise readiness.{budget} of the recipe; otherwise look at its last lines"
+        ),
     },
     {
         "id": "stage-rendezvous",
@@ -760,7 +896,10 @@ CATALOGUE: list[dict[str, Any]] = [
         "severity": "hard",
         "stage": "rendezvous",
         "cause": "after {seconds} s the rank still waits for the others",
-        "fix": "look at the ranks that have not come as far, then at fabric_address and a firewall on the master port; a rank of an older run blocks the rendezvous",
+        "fix": (
+            "look at the ranks that have not come as far, then at fabric_address and a firewall on the master por"
+            "t; a rank of an older run blocks the rendezvous"
+        ),
     },
     {
         "id": "endpoint-silent",
