@@ -22,11 +22,11 @@ from ansible_collections.gb10.fleet.plugins.module_utils._distribution import (
     pinned,
     recipe_checkpoints,
 )
-from ansible_collections.gb10.fleet.plugins.module_utils._recipe import normalise
+from ansible_collections.gb10.fleet.plugins.module_utils._recipe_layers import resolve
 
 ROOT = Path(__file__).parents[3]
 CASES = ROOT / "tests/fixtures/cases"
-GLM = normalise("glm", yaml.safe_load((ROOT / "recipes/glm-5.3-flash-nvfp4.yml").read_text()))
+GLM = resolve("glm", [("recipe", yaml.safe_load((ROOT / "recipes/glm-5.3-flash-nvfp4.yml").read_text()))]).recipe
 MEMORY = int(121.69 * (1 << 30))
 
 
