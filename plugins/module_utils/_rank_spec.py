@@ -456,15 +456,7 @@ def docker_container_options(spec: Mapping[str, Any]) -> dict[str, Any]:
         "command_handling": "correct",
         "env": dict(spec["env"]),
         "mounts": [
-            {
-                "type": "bind",
-                "source": m["source"],
-                "target": m["target"],
-                "read_only": m["read_only"],
-                # A folder that the engine writes to begins empty; one that it reads has to be there. (Only where it is needed:
-                # Docker knows the word since API 1.42, Debian 12 has 1.41.)
-                **({} if m["read_only"] else {"create_mountpoint": True}),
-            }
+            {"type": "bind", "source": m["source"], "target": m["target"], "read_only": m["read_only"]}
             for m in spec["mounts"]
         ],
         "ulimits": [f"{name}:{limit['soft']}:{limit['hard']}" for name, limit in spec["ulimits"].items()],

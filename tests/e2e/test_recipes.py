@@ -130,7 +130,9 @@ def test_mods_are_laid_over_the_image_and_a_moved_image_is_refused(nodes, tmp_pa
 
 def test_the_kit_runs_its_patches_first(nodes) -> None:
     kit = {"image": FAKE, "checkpoint": {**TINY, "layout": "flat", "revision": None}, "guard": {"floor_gib": 1}}
-    served("glm-5.3-flash-exl3", options={"drafter": "none", "spin_wait_ms": 16}, warmup="chat", **kit)
+    served(
+        "glm-5.3-flash-exl3", options={"drafter": "none", "spin_wait_ms": 16, "utilization": 0.1}, warmup="chat", **kit
+    )
     assert stream_completion("http://198.18.0.11:8888", "GLM-5.3-Flash-EXL3").strip()
     for node in nodes.values():
         log = node.run("docker", "logs", "glm53-exl3")
