@@ -288,13 +288,15 @@ def test_engine_down_then_back(play: Callable[..., None]) -> None:
         assert (await setup.ask(GOOD))[0] == 200
         port = setup.engine_port
         await setup.engine.stop()
-        (setup.folder / "watchdog.json").write_text('{"state": "recovering", "reason": "rank 1 (spark-02) died"}')
+        (setup.folder / "watchdog.json").write_text(
+            '{"cluster": "alpha", "state": {"name": "recovering", "why": "spark-02: the rank is gone"}}'
+        )
         status, headers, body = await setup.ask(GOOD)
         assert (status, headers["retry-after"]) == (503, "10")
-        assert "rank 1 (spark-02) died" in error(body)["message"]
+        assert "recovering (spark-02: the rank is gone)" in error(body)["message"]
         async with setup.client.get(setup.url("/readyz")) as answer:
             assert answer.status == 503 and "spark-02" in (await answer.json())["status"]
-        (setup.folder / "watchdog.json").unlink()
+        (setup.folder / "watchdog.json").write_text('{"state": {"name": "serving", "why": ""}}')
         assert "starting, restarting or down" in error((await setup.ask(GOOD))[2])["message"]
         await setup.engine.start(port)
         assert (await setup.ask(GOOD))[0] == 200

@@ -71,7 +71,7 @@ class Settings:
     routes: tuple[str, ...] = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize", "/detokenize")
     max_model_len: int | None = None
     hold_file: str = "/run/gb10-fleet/gateway.hold"
-    reason_file: str = "/run/gb10-fleet/watchdog.json"
+    reason_file: str = ""
     body_mib: int = 96
     buffer_mib: int = 256
     connect_s: float = 5
@@ -203,10 +203,12 @@ def held(path: str) -> str | None:
 
 
 def reason(path: str) -> str | None:
-    """What the watchdog says about an engine that is away: ``reason``, else ``state``, of its JSON file."""
+    """What the watchdog's state file says about an engine that is away, such as "recovering (spark-02: the rank is gone)"."""
     try:
-        said = json.loads(Path(path).read_text(encoding="utf-8"))
-        text = said.get("reason") or said.get("state")
-    except (OSError, ValueError, AttributeError):
+        state = json.loads(Path(path).read_text(encoding="utf-8"))["state"]
+        name, why = str(state["name"]).replace("_", " "), str(state.get("why") or "")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
-    return str(text)[:500] if text else None
+    if name == "serving":
+        return None  # it has not noticed yet
+    return f"{name} ({why[:400]})" if why else name
