@@ -140,7 +140,7 @@ class Run:
         self.ratio: float | None = None
         # Another seed after an interruption: what was sent before it is in the cache.
         self.prompts = Prompts(self.count, self.measured["seed"] + len(self.measured["stages"]))
-        self.endless = {"ignore_eos": True} if plan.get("ignore_eos") else {}
+        self.endless: dict[str, Any] = {"ignore_eos": True} if plan.get("ignore_eos") else {}
 
     # -- requests ------------------------------------------------------------------------------------------------------
     def ask(self, prompt: str, max_tokens: int, stage: str = "", **extra: Any) -> dict[str, Any]:
