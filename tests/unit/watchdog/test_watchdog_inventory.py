@@ -26,7 +26,9 @@ def test_a_resolved_recipe_written_down_is_the_same_recipe(name: str, tmp_path: 
     # What a site has to bring: an image of its own, and folders of mods.
     over = {"env": {"X_TEST": "1"}, "image": {"reference": "registry.example.org/engine:1"}, "mods": []}
     recipe = load_recipe(name, [str(ROOT / "recipes")], over)
-    (tmp_path / f"{name}.yml").write_text(yaml.safe_dump(written_recipe(recipe, str(tmp_path)), sort_keys=False), encoding="utf-8")
+    (tmp_path / f"{name}.yml").write_text(
+        yaml.safe_dump(written_recipe(recipe, str(tmp_path)), sort_keys=False), encoding="utf-8"
+    )
     again = load_recipe(name, [str(tmp_path)])
     topology = {**TOPOLOGY, "size": recipe["nodes"]}
     assert spec_hash(rank_spec(again, topology, {})) == spec_hash(rank_spec(recipe, topology, {}))

@@ -85,15 +85,20 @@ class NodeEye:
 
     def poll(self) -> None:
         """Take what came in; start the eye where none runs."""
-        if self.child is None or self.child.poll() is not None:
-            if time.monotonic() - self.started >= self.retry_s:
-                # A node that is off is not knocked at without end.
-                self.retry_s = min(2 * self.retry_s, RETRY_MOST_S)
-                self.start()
-            return
+        self.read()
+        if (self.child is None or self.child.poll() is not None) and time.monotonic() - self.started >= self.retry_s:
+            # A node that is off is not knocked at without end.
+            self.retry_s = min(2 * self.retry_s, RETRY_MOST_S)
+            self.start()
+
+    def read(self) -> None:
         chunk = b""
         with contextlib.suppress(BlockingIOError):
-            while self.child.stdout is not None and (piece := os.read(self.child.stdout.fileno(), 65536)):
+            while (
+                self.child is not None
+                and self.child.stdout is not None
+                and (piece := os.read(self.child.stdout.fileno(), 65536))
+            ):
                 chunk += piece
                 if len(chunk) > 1 << 20:
                     break
