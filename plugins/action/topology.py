@@ -229,18 +229,25 @@ class ActionModule(ActionBase):
 
         layers = [(origin(key), first.get(key)) for key in ("recipe_site_overrides", "recipe_overrides")]
         learned = str(first.get("readiness_learned_dir") or "~/.local/state/gb10-fleet/learned")
+
+        def read() -> Resolved:
+            found = resolve_recipe(name, directories, *layers, beside=tuple(beside))
+            if first.get("image_registry"):
+                image = found.recipe["image"]
+                image["reference"] = through_registry(image["reference"], first["image_registry"])
+                said = f"{found.origins['image.reference']}, {origin('image_registry')} (image_registry)"
+                found.origins["image.reference"] = said
+            return found
+
         try:
-            resolved = resolve_recipe(name, directories, *layers, beside=tuple(beside))
+            resolved = read()
             fits = _learned.window(learned, cluster, resolved.recipe)
             if fits and not 0 < (resolved.recipe["options"].get("context") or fits + 1) <= fits:
                 layers.append((_learned.ORIGIN, {"options": {"context": fits}}))
-                resolved = resolve_recipe(name, directories, *layers, beside=tuple(beside))
+                resolved = read()
         except RecipeError as exc:
             raise RecipeError(f"cluster {cluster}, recipe {name}: {exc}") from exc
         recipe, origins = resolved.recipe, resolved.origins
-        if first.get("image_registry"):
-            recipe["image"]["reference"] = through_registry(recipe["image"]["reference"], first["image_registry"])
-            origins["image.reference"] = f"{origins['image.reference']}, {origin('image_registry')} (image_registry)"
         if boolean(first.get("gateway_enabled") or False, strict=False):
             # Only the gateway of its own node reaches the engine: its API key guards a part of its paths only.
             recipe["api_host"] = "127.0.0.1"

@@ -36,6 +36,10 @@ def test_a_window_that_was_named_is_taken_from_then_on(tmp_path: Path) -> None:
     """Only where it is asked for more; the user's smaller one stays."""
     _learned.keep_window(tmp_path, "alpha", recipe(FOLD), 524288)
     learned = {"recipe": FOLD, "readiness_learned_dir": str(tmp_path)}
+    mirrored = recipe(FOLD)
+    mirrored["image"]["reference"] = mirrored["image"]["reference"].replace("ghcr.io", "mirror.example.org")
+    _learned.keep_window(tmp_path, "alpha", mirrored, 262144)
+    assert render(**learned, image_registry="mirror.example.org").count("--context 262144") == 2
     assert render(**learned).count("--context 524288") == 2
     told = render("--tags", "explain", **learned)
     assert "this cluster's last start" in told
