@@ -79,7 +79,8 @@ class Docker(http.server.BaseHTTPRequestHandler):
         self.send_response(200 if rank or "/logs" in self.path else 404)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        with contextlib.suppress(BrokenPipeError):
+            self.wfile.write(body)
 
     def log_message(self, *words: object) -> None:
         pass

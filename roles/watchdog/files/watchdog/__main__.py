@@ -158,11 +158,11 @@ class Watchdog:
             return
         before = self.written.get("state") or {}
         self.written = json.loads(json.dumps(data))
-        write(self.folder / "state.json", data)
         incident = self.state.incident or self.state.last_incident
         if incident and incident != (before.get("incident") or before.get("last_incident")):
             incident["evidence"] = self.config["evidence_dir"]
             write(self.folder / "incidents" / f"{incident['id']}.json", incident)
+        write(self.folder / "state.json", data)
         if before.get("name") != self.state.name:
             notify(f"STATUS={self.state.name}: {self.state.why}")
             print(f"{self.state.name}{': ' if self.state.why else ''}{self.state.why}", flush=True)
