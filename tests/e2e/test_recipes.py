@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,10 @@ def test_a_real_ray_cluster_of_three_nodes(three) -> None:
     import ray_image
 
     ray_image.build()
+    deep = [str(ROOT / ".sandbox/models/sandbox/tiny-deep"), "--layers=3"]
+    subprocess.run(
+        [sys.executable, str(ROOT / "roles/sandbox/files/engines/tiny_model.py"), *deep], check=True, timeout=60
+    )
     nodes = sandbox_nodes("spark-01", "spark-02", "spark-03")
     run_playbook("stop", three)  # whatever ran on two of the nodes
     served("sandbox-ray", three, MINE)
