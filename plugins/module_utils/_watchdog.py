@@ -49,7 +49,12 @@ def inventory(
         mine = host_variables(member, role_arguments)
         mine.setdefault("ansible_host", member["inventory_hostname"])
         if member["inventory_hostname"] == watchdog_host:
-            mine.update(ansible_connection="ansible.builtin.local", ansible_python_interpreter="/usr/bin/python3")
+            # The service is root already.
+            mine.update(
+                ansible_connection="ansible.builtin.local",
+                ansible_user="root",
+                ansible_python_interpreter="/usr/bin/python3",
+            )
         hosts[member["inventory_hostname"]] = mine
     names = list(hosts)
     recipe = members[0]["topology_recipe"]["name"]
