@@ -123,7 +123,7 @@ def config(members: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> 
         "settings": dict(options["settings"]),
         "canary_s": options["canary_s"],
         "launch_limit_s": options["launch_limit_s"],
-        "state_dir": folder,
+        "state_dir": options["state_dir"],
         "evidence_dir": f"{folder}/evidence",
         "private_dir": f"{folder}/runner",
         "key": f"{folder}/id_ed25519",

@@ -31,7 +31,7 @@ def test_it_sees_both_ranks_and_is_small(host: Any) -> None:
         return
     state = json.loads(host.file(f"{FOLDER}/state.json").content_string)["state"]
     assert (state["name"], state["armed"]) == ("serving", True)
-    assert host.file(f"{FOLDER}/id_ed25519").mode == 0o600
+    assert host.file("/var/lib/gb10-watchdog").mode == 0o700
     pid = host.check_output("systemctl show --property MainPID --value gb10-watchdog@alpha")
     rss = host.check_output(f"ps -o rss= --pid {pid} --ppid {pid} | awk '{{ s += $1 }} END {{ print s }}'")
     assert int(rss) <= 80 * 1024
