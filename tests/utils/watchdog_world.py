@@ -162,7 +162,7 @@ class World:
             return dict(json.loads((self.folder / "state.json").read_bytes())["state"])
         return {"name": None}
 
-    def until(self, done: Callable[[dict[str, Any]], bool], seconds: float = 20) -> dict[str, Any]:
+    def until(self, done: Callable[[dict[str, Any]], bool], seconds: float = 120) -> dict[str, Any]:
         """Wait for a state; a launch brings the ranks up meanwhile, as serve.yml does."""
         limit = time.monotonic() + seconds
         while time.monotonic() < limit:

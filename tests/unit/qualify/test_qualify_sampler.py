@@ -53,13 +53,13 @@ def sampling(program: Path, *flags: str, smi: str = "") -> Iterator[list[dict[st
     ]
     child, rows = subprocess.Popen(argv), []
     try:
-        end = time.monotonic() + 10
+        end = time.monotonic() + 120
         while time.monotonic() < end and not (out.exists() and '"k":"s"' in out.read_text(encoding="utf-8")):
             time.sleep(0.05)
         yield rows
     finally:
         child.send_signal(signal.SIGTERM)
-        assert child.wait(10) == 0
+        assert child.wait(60) == 0
         rows += [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
 
 
