@@ -14,6 +14,7 @@ from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
 from ansible_collections.gb10.fleet.plugins.module_utils._launch import BUSY, LAUNCH, REFUSE, decide
+from ansible_collections.gb10.fleet.plugins.module_utils._staging_lock import LAUNCH_ADVICE
 from ansible_collections.gb10.fleet.plugins.plugin_utils._facts import host_facts
 
 display = Display()
@@ -57,10 +58,7 @@ class ActionModule(ActionBase):
         decision = decide(members, answers, args["restart"], dead, controller)
         cluster, because = task_vars["topology_cluster"], "; ".join(decision.reasons)
         if decision.verdict == BUSY:
-            raise AnsibleActionFail(
-                f"cluster {cluster}: {because}. Nothing was changed. Wait for its end; if its controller died, "
-                "run stop.yml first."
-            )
+            raise AnsibleActionFail(f"cluster {cluster}: {because}. Nothing was changed. {LAUNCH_ADVICE}")
         if decision.verdict == REFUSE:
             raise AnsibleActionFail(
                 f"cluster {cluster}: {because}. Nothing was changed. Put the node right, or launch anew with -e serve_restart=true."

@@ -9,6 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ansible_collections.gb10.fleet.plugins.module_utils._staging_lock import under_way
+
 SERVING = "serving"
 LAUNCH = "launch"
 REFUSE = "refuse"
@@ -60,7 +62,7 @@ def decide(
         return Decision(REFUSE, tuple(f"{node}: gives no answer" for node in silent))
     reported = [rank for rank in ranks if rank is not None]
     launches = {
-        str(launch.get("holder")): f"{node}: {launch.get('holder')} is under way since {launch.get('since_text')}"
+        str(launch.get("holder")): f"{node}: {under_way(launch)}"
         for node, rank in zip(nodes, reported, strict=True)
         if (launch := rank.get("launch")) and not (launch.get("controller") == controller and launch.get("pid") in dead)
     }

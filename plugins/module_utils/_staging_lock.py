@@ -26,6 +26,7 @@ PATH = "/run/gb10-fleet/serving.lock"
 STAGING = "staging"
 SERVING = "serving"
 LAUNCHING = "launching"
+LAUNCH_ADVICE = "Wait for its end; if its controller died, run stop.yml first."
 
 
 class Held(Exception):
@@ -43,6 +44,15 @@ def since(record: Mapping[str, Any]) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(started))
 
 
+def parsed(data: bytes) -> dict[str, Any]:
+    """The record in the lock file; empty when there is none, or none that can be read."""
+    try:
+        record = json.loads(data or b"{}")
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
 def launch_record(record: Mapping[str, Any]) -> dict[str, Any] | None:
     """The launch that is under way: holder, controller, pid, since (seconds and text), expires; None when there is none."""
     if record.get("kind") != SERVING or time.time() >= float(record.get("expires") or 0):
@@ -53,10 +63,14 @@ def launch_record(record: Mapping[str, Any]) -> dict[str, Any] | None:
 def launch_under_way(path: str = PATH) -> dict[str, Any] | None:
     """What ``launch_record`` says of the node's lock file, read without locking it and without root."""
     try:
-        record = json.loads(Path(path).read_bytes() or b"{}")
-    except (OSError, ValueError):
+        return launch_record(parsed(Path(path).read_bytes()))
+    except OSError:
         return None
-    return launch_record(record) if isinstance(record, dict) else None
+
+
+def under_way(launch: Mapping[str, Any]) -> str:
+    """Who launches, and since when by the clock of its node."""
+    return f"{launch.get('holder')} is under way since {launch.get('since_text') or since(launch)}"
 
 
 def sentence(record: dict[str, Any]) -> str:
@@ -68,7 +82,7 @@ def sentence(record: dict[str, Any]) -> str:
             "Run playbooks/stop.yml first, or let the fetch wait (checkpoint_lock: queue)."
         )
     if record.get("kind") == LAUNCHING:
-        return f"{holder} is under way since {since(record)}. Wait for its end; if its controller died, run stop.yml first."
+        return f"{under_way({**record, 'holder': holder})}. {LAUNCH_ADVICE}"
     return f"A fetch runs on this node ({holder}, since {since(record)}). Wait for its end, then run this again."
 
 
@@ -95,11 +109,7 @@ class StagingLock:
 
     @staticmethod
     def _read(descriptor: int) -> dict[str, Any]:
-        try:
-            record = json.loads(os.pread(descriptor, 65536, 0) or b"{}")
-        except ValueError:
-            return {}
-        return record if isinstance(record, dict) else {}
+        return parsed(os.pread(descriptor, 65536, 0))
 
     @staticmethod
     def _write(descriptor: int, record: dict[str, Any]) -> None:
@@ -130,9 +140,7 @@ class StagingLock:
         running = self.serving()
         if running:
             return {**record, **running} if record.get("kind") == SERVING else running
-        if record.get("kind") == SERVING and time.time() < float(record.get("expires") or 0):
-            return record
-        return None
+        return record if launch_record(record) else None
 
     @contextlib.contextmanager
     def staging(

@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from ansible_collections.gb10.fleet.plugins.module_utils import _redact, _text
+from ansible_collections.gb10.fleet.plugins.module_utils import _redact, _staging_lock, _text
 from ansible_collections.gb10.fleet.plugins.module_utils._failure_data import CATALOGUE
 
 # Of a host, besides what the collection's roles take.
@@ -142,7 +142,7 @@ def config(members: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> 
             "canary_timeout_s": options["canary_timeout_s"],
             "gpu_s": 15,
             "docker_socket": "/var/run/docker.sock",
-            "lock": "/run/gb10-fleet/serving.lock",
+            "lock": _staging_lock.PATH,
             "holds": options["holds_dir"],
         },
     }
