@@ -13,6 +13,7 @@ description:
   - Runs the argument parser of the engine in a throwaway container of its image, without GPU and without network. Nothing that runs
     is touched, so that a typo costs seconds and not the engine that serves.
   - An image whose parser cannot be loaded is reported and passed over, since it proves nothing about the arguments.
+  - What passed is recorded on the node by image and arguments, and is not asked again.
 author:
   - The gb10.fleet maintainers (@gb10-fleet)
 extends_documentation_fragment:
@@ -32,6 +33,10 @@ options:
     description: Seconds that the engine's modules may take to load.
     type: int
     default: 300
+  record:
+    description: File of what passed. One that cannot be read or written only costs the next check its time.
+    type: path
+    default: /var/lib/gb10-fleet/engine/arguments.json
 """
 
 EXAMPLES = r"""
@@ -43,7 +48,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 checked:
-  description: Whether the engine's parser looked at the arguments.
+  description: Whether the engine's parser looked at the arguments, now or in an earlier run.
   returned: success
   type: bool
   sample: true
@@ -54,20 +59,52 @@ seconds:
   sample: 6.4
 """
 
+import hashlib
+import json
 import os
 import time
+from pathlib import Path
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gb10.fleet.plugins.module_utils._command import run
 from ansible_collections.gb10.fleet.plugins.module_utils._engine_parser import BUILDERS, answer_of, program, refusal
 
+KEPT = 50
+
+
+def passed(record: Path) -> list[str]:
+    """Digests of image and arguments that passed, the oldest first."""
+    try:
+        kept = json.loads(record.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return [entry for entry in kept if isinstance(entry, str)] if isinstance(kept, list) else []
+
+
+def remember(module: AnsibleModule, record: Path, digest: str) -> None:
+    partial = Path(module.tmpdir, "arguments.json")
+    try:
+        record.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        partial.write_text(json.dumps([*passed(record), digest][-KEPT:]), encoding="utf-8")
+    except OSError:
+        return
+    module.atomic_move(str(partial), str(record))
+
 
 def check(module: AnsibleModule) -> bool:
     """Whether the arguments were looked at; refused ones end the module."""
-    image, words, limit = module.params["image"], module.params["words"], module.params["timeout_s"]
+    params: dict[str, Any] = module.params
+    image, words, limit, record = params["image"], params["words"], params["timeout_s"], Path(params["record"])
     if not words or words[0] not in BUILDERS:
         return False
+    identity = run(["docker", "image", "inspect", "--format", "{{.Id}}", image], 60)
+    if identity.rc and module.check_mode:
+        return False
+    digest = hashlib.sha256(json.dumps([identity.out.strip(), words]).encode()).hexdigest()
+    if identity.rc == 0 and digest in passed(record):
+        return True
     name = f"gb10-arguments-{os.getpid()}"
     argv = [
         "docker",
@@ -96,6 +133,8 @@ def check(module: AnsibleModule) -> bool:
             msg=f"{words[0]} in {image} refuses the arguments: {refusal(answer['error'], answer['flags'])} "
             "Nothing that runs was touched. Correct args in the recipe or in recipe_overrides."
         )
+    if not module.check_mode:
+        remember(module, record, digest)
     return True
 
 
@@ -105,6 +144,7 @@ def main() -> None:
             "image": {"type": "str", "required": True},
             "words": {"type": "list", "elements": "str", "required": True},
             "timeout_s": {"type": "int", "default": 300},
+            "record": {"type": "path", "default": "/var/lib/gb10-fleet/engine/arguments.json"},
         },
         supports_check_mode=True,
     )

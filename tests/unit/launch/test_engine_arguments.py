@@ -7,9 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.testing import patch_module_args
 
 from ansible_collections.gb10.fleet.plugins.module_utils._engine_parser import answer_of, program, refusal
 from ansible_collections.gb10.fleet.plugins.module_utils._mods import ModError, patched, sha256, silent
+from ansible_collections.gb10.fleet.plugins.modules import engine_arguments
 
 NEWER = {
     "vllm/utils/__init__.py": "",
@@ -118,3 +121,52 @@ def test_an_anchor_has_to_match_exactly_once(anchor: str, count: int) -> None:
 def test_a_mod_that_said_nothing_is_not_in_effect() -> None:
     assert silent("start\n[wait] 50 s\n", [MOD, {"name": "quiet", "log": []}]) == []
     assert silent("start\n", [MOD]) == ["mods longer-wait is not in effect: the container never said '[wait] 50 s'."]
+
+
+# --- what passed is not asked again ---------------------------------------------------------------------------------------
+def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *words: str, check_mode: bool = False) -> dict:
+    """The module, with a ``docker`` of ours that notes each run; the image's id stands in a file."""
+    docker = tmp_path / "bin/docker"
+    docker.parent.mkdir(exist_ok=True)
+    docker.write_text(
+        "#!/bin/sh\n"
+        f'[ "$1 $2" = "image inspect" ] && exec cat {tmp_path}/id\n'
+        f'echo "$@" | tail -n 1 >> {tmp_path}/runs\n'
+        f"exec cat {tmp_path}/answer\n"
+    )
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", str(docker.parent), prepend=":")
+    arguments = {"image": "e:1", "words": ["vllm", "serve", *words], "record": str(tmp_path / "state/arguments.json")}
+    said: list[dict] = []
+
+    def leave(_module: AnsibleModule, **result: object) -> None:
+        said.append(result)
+        raise SystemExit
+
+    monkeypatch.setattr(AnsibleModule, "exit_json", leave)
+    monkeypatch.setattr(AnsibleModule, "fail_json", leave)
+    with patch_module_args({**arguments, "_ansible_check_mode": check_mode}), pytest.raises(SystemExit):
+        engine_arguments.main()
+    return said[0]
+
+
+def test_what_passed_is_asked_once_per_image_and_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, image, answer = tmp_path / "runs", tmp_path / "id", tmp_path / "answer"
+    image.write_text("sha256:1\n")
+    answer.write_text('@answer {"error": null, "unchecked": null, "flags": []}\n')
+    assert look(tmp_path, monkeypatch, "/m", check_mode=True)["checked"]
+    assert not (tmp_path / "state").exists()
+    for count, words in ((2, "/m"), (2, "/m"), (3, "/other"), (3, "/m")):
+        assert look(tmp_path, monkeypatch, words)["checked"]
+        assert len(runs.read_text().splitlines()) == count
+    image.write_text("sha256:2\n")
+    assert look(tmp_path, monkeypatch, "/m")["checked"]
+    assert len(runs.read_text().splitlines()) == 4
+
+
+def test_what_is_refused_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "id").write_text("sha256:1\n")
+    (tmp_path / "answer").write_text('@answer {"error": "error: bad", "unchecked": null, "flags": []}\n')
+    for count in (1, 2):
+        assert look(tmp_path, monkeypatch, "/m")["msg"].startswith("vllm in e:1 refuses the arguments: bad.")
+        assert len((tmp_path / "runs").read_text().splitlines()) == count
