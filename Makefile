@@ -63,7 +63,7 @@ e2e: setup engine ## The sandbox with real vLLM on two nodes
 	@pytest tests/e2e -v
 
 bench: setup engine ## Measurements, side by side
-	@for bench in benchmarks/*/bench.py; do python $$bench; done
+	@for bench in benchmarks/*/bench.py benchmarks/serve/cold.py; do python $$bench; done
 
 bench-guard: setup ## The memory guard beside the seed's design and no guard
 	@python benchmarks/memory_guard/bench.py

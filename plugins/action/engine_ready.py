@@ -46,7 +46,8 @@ from ansible_collections.gb10.fleet.plugins.module_utils._rank_state import (
 
 display = Display()
 
-LONG_POLL_S = 2.0
+# A look costs a node half a second of CPU, which a start is short of: the wait on the node sees ends and stages at once.
+LONG_POLL_S = 5.0
 # How often an engine is asked whose log says nothing of its stages.
 ASK_S = 5.0
 # After the first sign of trouble every rank is looked at once more, so that the first error by time is known, not the loudest.
