@@ -236,7 +236,7 @@ class ActionModule(ActionBase):
         elif last.get("at"):
             # Wait on the node, where a new stage or an end shows within a quarter of a second.
             after = [s for s in STAGES if s not in ("container", "stopped") and later(s, last.get("stage"))]
-            wanted.update(wait_for=after or ["ready"], timeout_s=0.3 if self._head_serves() else LONG_POLL_S)
+            wanted.update(wait_for=after or ["ready"], timeout_s=self._patience_s())
             quiet = last.get("still_since")
             wanted["gpu"] = bool(
                 self.args["gpu"] and quiet and time.time() - quiet > self.settings["budgets"]["still_s"] / 2
@@ -253,9 +253,10 @@ class ActionModule(ActionBase):
             return True
         return ORDER[stage_of(self.report)] >= ORDER["server"]
 
-    def _head_serves(self) -> bool:
-        head = self.board.get(f"{self.members[0]}.json") or {}
-        return ORDER[stage_of(head)] >= ORDER["server"]
+    def _patience_s(self) -> float:
+        """How long a look may wait on the node: the answer of the head waits for one more look at every other rank."""
+        head = ORDER[stage_of(self.board.get(f"{self.members[0]}.json") or {})]
+        return 0.3 if head >= ORDER["server"] else 1.0 if head >= ORDER["kv_cache"] else LONG_POLL_S
 
     def _alarmed(self) -> bool:
         alarm = self.board.get("alarm")
