@@ -416,7 +416,8 @@ class ActionModule(ActionBase):
         """What is worth a look although it serves; printed once, by the head."""
         start_s = self.settings["budgets"]["load_s"] if len(ordered) > 1 else 0
         each = [f for r in ordered for f in of_rank(r, len(ordered), self.args["transport"], start_s)]
-        found = merged(each) + of_cluster(ordered)
+        # What RDMA needs of the container is judged by the role fabric, right after this.
+        found = merged([f for f in each if f.code != "pre-memlock"]) + of_cluster(ordered)
         if found and self.args["output"] == "plain":
             display.display("\n".join(_findings.lines(found)))
         return [f.as_dict() for f in found]
