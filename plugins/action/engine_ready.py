@@ -338,7 +338,7 @@ class ActionModule(ActionBase):
             if now - since > (limit if report else START_LIMIT_S):
                 detail = "its connection hangs" if report else "its watcher never began"
                 reports.setdefault(member, {"host": member, "rank": self.members.index(member), "at": since})
-                values = {"seconds": int(now - since), "detail": detail}
+                values = {"detail": f"for {int(now - since)} s: {detail}"}
                 silent.append(Trouble(member, "rank-unreachable", since, 0, "", values))
         return silent
 

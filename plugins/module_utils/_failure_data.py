@@ -815,7 +815,7 @@ CATALOGUE: list[dict[str, Any]] = [
         "kind": "cause",
         "severity": "hard",
         "stage": "load",
-        "cause": "the node gave no answer for {seconds} s ({detail})",
+        "cause": "the node gave no answer ({detail})",
         "fix": (
             "if it answers ping but not SSH it is wedged by memory pressure; a node that is off needs its power c"
             "ut and given back by hand"

@@ -31,7 +31,14 @@ class Report:
 
 def unreachable(host: str, rank: int, at: float, detail: str) -> dict[str, Any]:
     """The report of a node that gave no answer."""
-    return {"host": host, "rank": rank, "at": at, "failing_since": at - 1e6, "failure": detail, "last_lines": []}
+    return {
+        "host": host,
+        "rank": rank,
+        "at": at,
+        "failing_since": at - _rank_state.SINCE_EVER_S,
+        "failure": detail,
+        "last_lines": [],
+    }
 
 
 def endpoint_trouble(head: Mapping[str, Any], model: str) -> Trouble | None:

@@ -52,6 +52,8 @@ CLOCK_TOLERANCE_S = 2.0
 REFUSAL_S = 20.0
 # A cause on one rank and an unknown error on another within this time are one event.
 SAME_EVENT_S = 2.0
+# What has lasted so long was never otherwise in this run.
+SINCE_EVER_S = 1e6
 _ADDRESS = re.compile(r"^\[?(?:::ffff:)?([\w.:]+?)\]?$")
 
 
@@ -140,7 +142,8 @@ def _connection(report: Mapping[str, Any], settings: Mapping[str, Any], now: flo
     limit = settings["budgets"]["unreachable_s"]
     if since is None or now - since < limit:
         return None
-    groups = {"seconds": int(now - since), "detail": str(report.get("failure") or "no answer")}
+    lasts = f"for {int(now - since)} s: " if now - since < SINCE_EVER_S else ""
+    groups = {"detail": lasts + str(report.get("failure") or "no word")}
     return Trouble(report["host"], "rank-unreachable", since, 0, "", groups)
 
 

@@ -106,7 +106,7 @@ def test_peer_error_points_at_the_rank_that_gives_no_answer() -> None:
     silent = report(WORKER, failing_since=NOW - 40, failure="ssh: connect to host 192.0.2.12 port 22: No route to host")
     first, said = judge(report(HEAD, "engine_logs/headfirst_then_worker_killed_idle_head.log", **ended(1)), silent)
     assert first and (first.host, first.id) == (WORKER, "rank-unreachable")
-    assert "40 s (ssh: connect to host 192.0.2.12 port 22: No route to host)" in said["cause"]
+    assert "(for 40 s: ssh: connect to host 192.0.2.12 port 22: No route to host)" in said["cause"]
 
 
 def test_peer_error_alone_is_told_by_who_has_it() -> None:
