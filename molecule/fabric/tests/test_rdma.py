@@ -62,7 +62,7 @@ def test_net_tcp_fallback_without_dev_infiniband(cluster: Any, rank: Any) -> Non
 
 def test_pre_memlock(cluster: Any, rank: Any) -> None:
     rank(WHOLE, NET_IB)
-    said = cluster.play(VERIFY)
+    said = cluster.play(VERIFY, fabric_accept=[])
     assert said.rc == 2
     assert f"error: {cluster.head.name}: rank container gb10-rank may lock only 8192 KiB (ulimit -l)" in said.text
 
