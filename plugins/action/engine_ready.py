@@ -52,7 +52,7 @@ LONG_POLL_S = 5.0
 ASK_S = 5.0
 # After the first sign of trouble every rank is looked at once more, so that the first error by time is known, not the loudest.
 SETTLE_S = 0.8
-SETTLE_LIMIT_S = 4.0
+SETTLE_LIMIT_S = 2.0
 ALARM_LASTS_S = 30.0
 PROBE_S = 10.0
 HEARTBEAT_S = 60.0
