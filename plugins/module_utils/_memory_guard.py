@@ -151,9 +151,8 @@ def warnings(receipt: Mapping[str, Any], show: Mapping[str, str]) -> list[str]:
     stopped_by = receipt.get("stopped_by")
     if stopped_by == "deadline":
         limit = receipt.get("settings", {}).get("deadline_s", 0)
-        said.append(
-            f"The memory guard reached its deadline of {limit / 60:.0f} min before the load ended, and stopped."
-        )
+        shown = f"{limit / 60:.0f} min" if limit >= 120 else f"{limit:.0f} s"
+        said.append(f"The memory guard reached its deadline of {shown} before the load ended, and stopped.")
     elif stopped_by == "hard_floor":
         hard = receipt.get("hard_floor", {})
         limit = receipt.get("settings", {}).get("hard_floor_mib", 0) * 1024

@@ -183,6 +183,7 @@ shortcomings:
 import contextlib
 import json
 import os
+import platform
 import tempfile
 import uuid
 from pathlib import Path
@@ -347,7 +348,7 @@ class MemoryGuard:
         for warning in (
             _memory_guard.warnings(result["receipt"], self.show()) if self.changed or self.died(show) else []
         ):
-            self.module.warn(warning)
+            self.module.warn(f"{platform.node()}: {warning}")
         return result
 
     def died(self, show: dict[str, str]) -> bool:
