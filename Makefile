@@ -10,8 +10,8 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 export MOLECULE_GLOB := molecule/*/molecule.yml
 export PYTHONDONTWRITEBYTECODE := 1
-# What `make test` runs; every other scenario by name: make molecule SCENARIOS="thermal kernel".
-SCENARIOS = topology engine serve
+# What `make test` runs; the longer ones by name: make molecule SCENARIOS="readiness checkpoint gateway qualify watchdog sandbox".
+SCENARIOS = topology engine serve kernel thermal fabric preflight memory_guard image
 
 .PHONY: help setup engine demo ask test lint unit sanity molecule e2e bench bench-guard clean
 
