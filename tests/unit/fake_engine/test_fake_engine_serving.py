@@ -270,6 +270,7 @@ def test_hang_and_heal(told: tuple[Cluster, Path]) -> None:
     asker = threading.Thread(target=lambda: answers.append(ranks.chat()))
     asker.start()
     while ranks.metric("vllm:num_requests_waiting") < 1:
+        assert asker.is_alive(), answers
         time.sleep(0.02)
     assert (ranks.ask("/health")[0], ranks.metric("vllm:num_requests_running"), answers) == (200, 0, [])
     control.write_text("")

@@ -113,8 +113,8 @@ class Settings:
         if self.platform not in ("gb10", "cpu"):
             raise SettingError(f"FAKE_ENGINE_PLATFORM is {self.platform!r}; known: gb10, cpu")
         self.control = Path(self.text("CONTROL", "/run/fake-engine"))
-        self._control_seen: tuple[int, int] | None = None
-        self._control_faults: list[Fault] = []
+        # State of the control file and what it said, as one: requests are served by many threads.
+        self._told: tuple[tuple[int, int] | None, list[Fault]] = (None, [])
 
     def text(self, name: str, default: str) -> str:
         value = of_rank(self.environment.get(f"FAKE_ENGINE_{name}", default), self.rank)
@@ -142,12 +142,12 @@ class Settings:
             seen = (state.st_mtime_ns, state.st_size)
         except OSError:
             seen = None
-        if seen != self._control_seen:
-            self._control_seen = seen
-            self._control_faults = parse(self.control.read_text(encoding="utf-8"), self.rank) if seen else []
-        return {fault.kind: fault for fault in [*self.at("serving"), *self._control_faults]}
+        told = self._told
+        if seen != told[0]:
+            told = self._told = (seen, parse(self.control.read_text(encoding="utf-8"), self.rank) if seen else [])
+        return {fault.kind: fault for fault in [*self.at("serving"), *told[1]]}
 
     @property
     def control_version(self) -> object:
         """Changes when the control file does."""
-        return self._control_seen
+        return self._told[0]
