@@ -13,7 +13,10 @@ export PYTHONDONTWRITEBYTECODE := 1
 # What `make test` runs; the longer ones by name: make molecule SCENARIOS="readiness checkpoint gateway qualify watchdog sandbox".
 SCENARIOS = topology engine serve kernel thermal fabric preflight memory_guard image
 
-.PHONY: help setup engine demo ask test lint unit sanity molecule e2e bench bench-guard clean
+# Areas whose tests run whole programs (on loopback, or ansible-playbook) or move real data; all others are fast.
+PROGRAMS = $(addprefix tests/unit/,distribution/ fake_engine/ gateway/ memory_guard/ qualify/ watchdog/) tests/playbooks/
+
+.PHONY: help setup engine demo ask test lint unit programs sanity molecule e2e bench bench-guard clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -33,7 +36,7 @@ engine: ## Make sure that a Docker engine answers (installs docker.io on a Debia
 demo: setup engine ## Bring the sandbox up, serve a model on two nodes, ask it something
 	@scripts/demo.sh
 
-test: lint unit molecule ## Run the checks of a landing (further ones: sanity, e2e, molecule with SCENARIOS)
+test: lint unit programs molecule ## Run the checks of a landing (further ones: sanity, e2e, molecule with SCENARIOS)
 	@echo "make test: all checks passed"
 
 lint: setup ## ruff, mypy, yamllint, ansible-lint (production profile), changelog fragments, generated pages
@@ -46,9 +49,12 @@ lint: setup ## ruff, mypy, yamllint, ansible-lint (production profile), changelo
 	python scripts/generate_readme.py --check
 	python scripts/generate_troubleshooting.py --check
 
-unit: setup ## Fast tests of functions, modules, programs and of playbooks that touch no host
+unit: setup ## Fast tests of functions and modules
 	@# One process per area: what one area imports of Ansible's controller changes how modules of another one report warnings.
-	for area in tests/unit/*/ tests/playbooks; do pytest $$area; done
+	for area in $(filter-out $(PROGRAMS),$(wildcard tests/unit/*/)); do pytest $$area; done
+
+programs: setup ## The longer tests: programs, playbooks that touch no host, and what moves data
+	@for area in $(PROGRAMS); do pytest $$area; done
 
 sanity: setup ## antsibull-docs and ansible-test sanity over what git would ship
 	@scripts/sanity.sh
