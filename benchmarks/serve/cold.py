@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/utils"))
 
-from fleet import ENDPOINT, HEAD, SANDBOX, WORKER, run_playbook, sandbox_nodes, stream_completion  # noqa: E402
+from fleet import ENDPOINT, HEAD, SANDBOX, WORKER, rendered, run_playbook, sandbox_nodes, stream_completion  # noqa: E402
 
 # Measured on a machine like this one: by hand, and with the best-known launcher CLI.
 RECORDED = {"by hand": 37, "CLI": 81}
@@ -30,17 +30,6 @@ def play(name: str) -> str:
     if done.returncode:
         raise SystemExit(done.stdout)
     return done.stdout
-
-
-def commands() -> dict[str, list[str]]:
-    """Each rank's `docker run`, as render.yml prints it."""
-    text = play("render")
-    argv = {}
-    for name in (HEAD, WORKER):
-        block = text.split(f"# {name}: cluster")[1]
-        command = block[block.index("docker run") :].partition("\n\n")[0].partition("\nok: [")[0]
-        argv[name] = shlex.split(command.replace("\\\n", " "))
-    return argv
 
 
 def by_hand(argv: dict[str, list[str]]) -> float:
@@ -68,7 +57,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=2)
     options = parser.parse_args()
     play("prepare")
-    argv = commands()
+    argv = {name: shlex.split(command) for name, command in rendered(play("render")).items()}
     results: dict[str, list[float]] = {"by hand": [], "serve.yml": []}
     for _ in range(options.runs):
         for name, seconds in (("by hand", lambda: by_hand(argv)), ("serve.yml", by_playbook)):

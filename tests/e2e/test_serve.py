@@ -8,7 +8,18 @@ import subprocess
 import time
 
 import pytest
-from fleet import ENDPOINT, HEAD, SANDBOX, WORKER, recap, run_playbook, start_playbook, stream_completion, wait_until
+from fleet import (
+    ENDPOINT,
+    HEAD,
+    SANDBOX,
+    WORKER,
+    recap,
+    rendered,
+    run_playbook,
+    start_playbook,
+    stream_completion,
+    wait_until,
+)
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +58,11 @@ def test_a_lane_or_an_expectation_restarts_nothing(serving, nodes) -> None:
 
 def test_the_started_rank_is_what_render_prints(serving, nodes) -> None:
     """One rendered launcher: the container that runs has the command line and labels that render.yml prints."""
-    text = run_playbook("render", SANDBOX).stdout
+    commands = rendered(run_playbook("render", SANDBOX).stdout)
     for name, node in nodes.items():
         (rank,) = node.ranks()
-        block = text.split(f"# {name}: cluster")[1].split("\n\n")[0]
-        assert f"--label gb10.fleet.spec={rank['Config']['Labels']['gb10.fleet.spec']}" in block
-        printed = " ".join(block.partition("\nok: [")[0].replace("\\\n", " ").split())
+        printed = " ".join(commands[name].split())
+        assert f"--label gb10.fleet.spec={rank['Config']['Labels']['gb10.fleet.spec']}" in printed
         assert printed.endswith(" ".join([rank["Config"]["Image"], *rank["Config"]["Cmd"]]))
         assert rank["HostConfig"]["RestartPolicy"]["Name"] == "no"
         assert rank["HostConfig"]["Init"] is True

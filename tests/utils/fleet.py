@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -59,6 +60,12 @@ def start_playbook(name: str, inventory: Path | str, *words: str) -> subprocess.
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+def rendered(stdout: str) -> dict[str, str]:
+    """Each rank's `docker run`, as render.yml prints it, on one line without Ansible's own: host -> command."""
+    found = re.findall(r"^# (\S+): cluster .*?(^docker run .*?)(?=\n\n|\nok: \[)", stdout, re.DOTALL | re.MULTILINE)
+    return {name: command.replace("\\\n", " ") for name, command in found}
 
 
 def recap(stdout: str) -> dict[str, dict[str, int]]:
