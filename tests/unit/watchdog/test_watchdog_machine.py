@@ -53,6 +53,14 @@ def test_launches_that_succeed_and_do_not_last_wait_longer_each_time(cluster: Cl
     assert gaps[1] < gaps[2] < gaps[3] <= 900
 
 
+def test_an_outage_after_ten_minutes_of_service_waits_for_nothing(cluster: Cluster) -> None:
+    for dummy in range(4):
+        cluster.end("spark-02", 137)
+        assert cluster.looks(5).run == "running"
+        cluster.succeed(20)
+        cluster.looks(610)
+
+
 def test_gave_up_ends_when_a_person_serves(cluster: Cluster) -> None:
     test_broken_recipe_three_launches_then_gave_up(cluster)
     cluster.launch = {"holder": "launch of alpha"}

@@ -47,7 +47,7 @@ class State:
     why: str = ""
     # The cluster served under our eyes, so it is ours to bring back.
     armed: bool = False
-    # {started, ended, failed} of the launches within the last hour, and the memory that each found.
+    # {started, ended, failed, settled} of the launches within the last hour, and the memory that each found.
     tries: list[dict[str, Any]] = field(default_factory=list)
     next_try: float = 0.0
     restart: bool = False
@@ -121,6 +121,11 @@ def recent(state: State, now: float) -> list[dict[str, Any]]:
     return [one for one in state.tries if one["started"] > now - HOUR_S]
 
 
+def unsettled(state: State) -> list[dict[str, Any]]:
+    """The launches since the last one that served long enough: a new outage is no sequel of theirs."""
+    return list(itertools.takewhile(lambda one: not one.get("settled"), reversed(state.tries)))
+
+
 def leak(tries: Sequence[Mapping[str, Any]]) -> str | None:
     """The node whose memory came back smaller after each of the last launches, with the figures."""
     found = [one["free_gib"] for one in tries if one.get("free_gib")][-LEAK_LAUNCHES:]
@@ -154,7 +159,7 @@ def ended(state: State, run: Mapping[str, Any], now: float) -> Step:
     failed = [t for t in recent(state, now) if t.get("failed")]
     if len(failed) >= MOST_FAILURES:
         return give_up(state, f"{len(failed)} launches failed within an hour; the last one: {run['said']}", now)
-    state.next_try = now + BACKOFF_S[min(len(recent(state, now)), len(BACKOFF_S) - 1)]
+    state.next_try = now + BACKOFF_S[min(len(unsettled(state)), len(BACKOFF_S) - 1)]
     turn(state, "backoff", f"the launch failed: {run['said']}", now)
     return Step()
 
@@ -279,6 +284,8 @@ def judged(
         back = state.incident is not None or state.name == "gave_up"
         mark(state, "ready", now)
         close_incident(state, "recovered", now)
+        if state.tries and now - state.tries[-1].get("ended", now) >= settings["settled_s"]:
+            state.tries[-1]["settled"] = True
         state.armed = True
         why = f"{suspected[0].node}: {suspected[0].said}" if suspected else ""
         turn(state, "degraded" if suspected else "serving", why, now)
@@ -308,8 +315,9 @@ def judged(
     lost = leak(state.tries)
     if lost:
         return give_up(state, lost, now)
-    count = len(state.tries)
-    state.next_try = max(state.next_try, state.tries[-1]["started"] + BACKOFF_S[min(count, 3)] if count else 0.0)
+    before = unsettled(state)
+    if before:
+        state.next_try = max(state.next_try, before[0]["started"] + BACKOFF_S[min(len(before), len(BACKOFF_S) - 1)])
     if now < state.next_try:
         turn(state, "backoff", f"{cause.node}: {cause.said}", now)
         return Step()

@@ -25,6 +25,8 @@ SETTINGS: dict[str, float] = {
     "busy_power_w": 30,
     # A node that is silent for this long is said to need a hand.
     "return_s": 600,
+    # A launch after which it served for this long is done with: the next outage is a new one and waits for nothing.
+    "settled_s": 600,
 }
 Look = Mapping[str, Any]
 Marks = dict[str, Any]
