@@ -114,14 +114,14 @@ def sandbox_nodes(*names: str) -> dict[str, Node]:
     return {name: Node(name, client) for name in names or (HEAD, WORKER)}
 
 
-def stream_completion(endpoint: str, model: str, prompt: str = "Hello") -> str:
-    """One streamed chat completion from the controller; the text of all its pieces."""
+def stream_completion(endpoint: str, model: str, prompt: str = "Hello", limit_s: float = 120) -> str:
+    """One streamed chat completion from the controller; the text of all its pieces. It may be silent for the limit."""
     body = {"model": model, "messages": [{"role": "user", "content": prompt}], "max_tokens": 16, "stream": True}
     request = urllib.request.Request(
         f"{endpoint}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     text = ""
-    with urllib.request.urlopen(request, timeout=120) as answer:
+    with urllib.request.urlopen(request, timeout=limit_s) as answer:
         for line in answer:
             if line.startswith(b"data: {"):
                 for choice in json.loads(line[6:])["choices"]:

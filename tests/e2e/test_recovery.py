@@ -1,0 +1,213 @@
+"""The watchdog before real vLLM: each fault once, a stream of requests running through it, and what a person wants is kept."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import docker.errors
+import pytest
+from fleet import HEAD, SANDBOX, WORKER, Node, run_playbook, stream_completion, wait_until
+
+ADDRESS = "198.18.0.11"
+STATE = "/var/lib/gb10-fleet/watchdog/alpha/state.json"
+VARS = ("-e", "@molecule/watchdog/vars/watchdog.yml", "-e", '{"watchdog_settings": {"interval_s": 5, "settled_s": 20}}')
+LIMIT_S = 60
+
+
+class Requests(threading.Thread):
+    """One short stream after the other until the end of the block; each has LIMIT_S of silence."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.over = threading.Event()
+        self.outcomes: list[tuple[str, float]] = []
+
+    def ask(self, number: int) -> str:
+        body = {"model": "tiny", "max_tokens": 200, "stream": True, "ignore_eos": True}
+        body["messages"] = [{"role": "user", "content": f"Request {number}"}]
+        connection = http.client.HTTPConnection(ADDRESS, 8000, timeout=LIMIT_S)
+        try:
+            connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            if answer.status != 200:
+                return f"HTTP {answer.status}"
+            lines = answer.read().split(b"\n\n")
+            pieces = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
+            ends = [choice["finish_reason"] for piece in pieces for choice in piece.get("choices", [])]
+            assert len({piece["id"] for piece in pieces}) == 1 and sum(map(bool, ends)) <= 1, "answered twice"
+            return "answered" if any(ends) else "cut off"
+        except (OSError, http.client.HTTPException) as e:
+            return type(e).__name__
+        finally:
+            connection.close()
+
+    def run(self) -> None:
+        while not self.over.is_set():
+            begin = time.monotonic()
+            self.outcomes.append((self.ask(len(self.outcomes)), time.monotonic() - begin))
+            if self.outcomes[-1][0] != "answered":
+                self.over.wait(0.5)
+
+    def __enter__(self) -> Requests:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        self.join(LIMIT_S + 60)
+        assert not self.is_alive(), "a request hangs"
+
+
+def state(nodes: dict[str, Node]) -> dict[str, Any]:
+    """What the watchdog has on disk; {} while its node is down."""
+    try:
+        return json.loads(nodes[HEAD].run("cat", STATE))["state"]
+    except (docker.errors.APIError, AssertionError, ValueError):
+        return {}
+
+
+def serves(nodes: dict[str, Node]) -> bool:
+    """And has so for long enough: the next outage waits for nothing."""
+    found = state(nodes)
+    return found.get("name") == "serving" and (not found["tries"] or bool(found["tries"][-1].get("settled")))
+
+
+def outage(nodes: dict[str, Node], name: str, fault: Callable[[], object], idle: bool = False) -> dict[str, Any]:
+    """The incident of a fault, after it serves again."""
+    wait_until("the watchdog serves", lambda: serves(nodes), 900)
+    before = (state(nodes)["last_incident"] or {}).get("id")
+    requests = Requests()
+    if not idle:
+        requests.start()
+        wait_until("a request is answered", lambda: requests.outcomes)
+    begin = time.time()
+    fault()
+
+    def over() -> bool:
+        found = state(nodes)
+        return found.get("name") == "serving" and (found["last_incident"] or {}).get("id") not in (None, before)
+
+    wait_until(f"{name}: it serves again", over, 1800)
+    incident: dict[str, Any] = state(nodes)["last_incident"]
+    if not idle:
+        answered = len(requests.outcomes)
+        wait_until("requests are answered again", lambda: "answered" in [o for o, _s in requests.outcomes[answered:]])
+        requests.__exit__()
+    at = {line["what"]: line["at"] - begin for line in incident["timeline"]}
+    load = at["ready"] - at["workers up"]
+    outcomes = [outcome for outcome, _seconds in requests.outcomes]
+    print(
+        f"\n{name}: {incident['rule']} of {incident['node']}; noticed {at['detected']:.1f} s, ready {at['ready']:.1f} s, "
+        f"load {load:.1f} s, so {at['ready'] - load:+.1f} s; {len(incident['tries'])} launch; requests "
+        f"{ {one: outcomes.count(one) for one in sorted(set(outcomes))} }, "
+        f"longest {max((s for _o, s in requests.outcomes), default=0):.1f} s"
+    )
+    assert incident["outcome"] == "recovered"
+    assert len(incident["tries"]) == 1, "one launch was enough"
+    assert stream_completion(f"http://{ADDRESS}:8000", "tiny").strip()
+    return incident
+
+
+@pytest.fixture(scope="module")
+def watched(nodes) -> Iterator[dict[str, Node]]:
+    done = run_playbook("../molecule/watchdog/prepare", "localhost,")
+    assert done.returncode == 0, done.stdout[-3000:]
+    for name in ("serve", "watchdog"):
+        done = run_playbook(name, SANDBOX, *VARS)
+        assert done.returncode == 0, done.stdout[-4000:]
+    yield nodes
+    done = run_playbook("watchdog", SANDBOX, *VARS, "-e", "watchdog_state=absent")
+    assert done.returncode == 0, done.stdout[-3000:]
+    run_playbook("stop", SANDBOX)
+
+
+def power(nodes: dict[str, Node], *names: str) -> None:
+    """Power cut of these nodes, then power: the first is up before the next one has it."""
+    containers = [nodes[name].client.containers.get(nodes[name].prefix + name) for name in names]
+    for one in containers:
+        one.kill()
+    for name, one in zip(names, containers, strict=True):
+        one.start()
+        wait_until(f"{name} is up", lambda one=one: one.exec_run(["systemctl", "is-active", "ssh"]).exit_code == 0)
+
+
+def test_a_worker_killed_while_nobody_asks(watched) -> None:
+    """/health stays 200 (fixture worker_killed_midserve): the container tells."""
+    incident = outage(watched, "worker killed", lambda: watched[WORKER].run("docker", "kill", "gb10-tiny"), idle=True)
+    assert (incident["rule"], incident["node"]) == ("rank-gone", WORKER)
+
+
+def test_a_frozen_worker(watched) -> None:
+    def freeze() -> None:
+        rows = watched[WORKER].run("docker", "top", "gb10-tiny", "-eo", "pid,args").splitlines()
+        watched[WORKER].run("kill", "-STOP", *[row.split()[0] for row in rows if "VLLM::Worker" in row])
+
+    incident = outage(watched, "worker frozen", freeze)
+    assert (incident["rule"], incident["node"]) == ("rank-frozen", WORKER)
+
+
+def test_a_killed_head(watched) -> None:
+    incident = outage(watched, "head killed", lambda: watched[HEAD].run("docker", "kill", "gb10-tiny"))
+    assert (incident["rule"], incident["node"]) == ("rank-gone", HEAD)
+
+
+def test_both_ranks_killed(watched) -> None:
+    def kill() -> None:
+        for node in watched.values():
+            node.run("docker", "kill", "gb10-tiny")
+
+    assert outage(watched, "both killed", kill)["rule"] == "rank-gone"
+
+
+@pytest.mark.parametrize("name", [WORKER, HEAD])
+def test_a_docker_daemon_that_restarts(watched, name) -> None:
+    incident = outage(watched, f"dockerd of {name}", lambda: watched[name].run("systemctl", "restart", "docker"))
+    assert incident["rule"] in ("rank-gone", "docker-silent")
+
+
+@pytest.mark.parametrize("order", [(WORKER,), (HEAD,), (HEAD, WORKER), (WORKER, HEAD)], ids="-".join)
+def test_a_power_cut(watched, order) -> None:
+    outage(watched, f"power cut of {', '.join(order)}", lambda: power(watched, *order))
+
+
+def test_a_fabric_that_is_cut_for_a_minute(watched) -> None:
+    """TCP outlives it: nothing is launched, requests wait and finish, or end at their limit."""
+    wait_until("the watchdog serves", lambda: serves(watched), 900)
+    before = state(watched)["last_incident"]
+    links = json.loads(watched[WORKER].run("ip", "-json", "address"))
+    fabric = next(a["ifname"] for a in links if any(i.get("local") == "198.51.100.12" for i in a["addr_info"]))
+    with Requests() as requests:
+        wait_until("a request is answered", lambda: requests.outcomes)
+        watched[WORKER].run("ip", "link", "set", fabric, "down")
+        time.sleep(60)
+        watched[WORKER].run("ip", "link", "set", fabric, "up")
+        done = len(requests.outcomes)
+        wait_until("requests are answered again", lambda: "answered" in [o for o, _s in requests.outcomes[done:]], 900)
+    outcomes = [outcome for outcome, _seconds in requests.outcomes]
+    print(f"\nfabric cut: requests { {one: outcomes.count(one) for one in sorted(set(outcomes))} }")
+    wait_until("the watchdog serves", lambda: state(watched).get("name") == "serving", 900)
+    assert state(watched)["last_incident"] == before
+    assert stream_completion(f"http://{ADDRESS}:8000", "tiny").strip()
+
+
+def test_what_a_person_wants_is_kept_across_a_reboot(watched) -> None:
+    wait_until("the watchdog serves", lambda: serves(watched), 900)
+    assert run_playbook("pause", SANDBOX).returncode == 0
+    watched[WORKER].run("docker", "kill", "gb10-tiny")
+    wait_until("paused", lambda: state(watched)["name"] == "paused", 60)
+    assert run_playbook("stop", SANDBOX).returncode == 0
+    power(watched, HEAD, WORKER)
+    wait_until("stopped", lambda: state(watched).get("name") == "stopped", 300)
+    looked = state(watched)["since"]
+    assert all(node.ranks() == [] for node in watched.values())
+    done = run_playbook("status", SANDBOX)
+    assert "stopped" in done.stdout
+    assert state(watched)["since"] == looked
+    assert run_playbook("serve", SANDBOX).returncode == 0
+    assert run_playbook("resume", SANDBOX).returncode == 0
+    wait_until("serving", lambda: state(watched)["name"] == "serving", 120)
