@@ -359,9 +359,13 @@ CATALOGUE: list[dict[str, Any]] = [
         "severity": "hard",
         "stage": "ready",
         "cause": (
-            "the scheduler lost the first request; seen with pipeline parallel and --enforce-eager on the CPU build"
+            "pipeline parallel without compile mode on the CPU build (--enforce-eager, TORCH_COMPILE_DISABLE); th"
+            "e first request is lost"
         ),
-        "fix": "take enforce-eager out of args and set compilation-config to mode 1 with backend eager",
+        "fix": (
+            "set compilation-config to mode 1 with backend eager; take enforce-eager out of args and TORCH_COMPIL"
+            "E_DISABLE out of env"
+        ),
         "signature": ["KeyError: 'chatcmpl-[^']+'"],
     },
     {

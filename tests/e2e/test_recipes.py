@@ -143,7 +143,7 @@ def test_the_kit_runs_its_patches_first(nodes) -> None:
 def test_pipeline_parallel_2_with_real_vllm(nodes) -> None:
     """On a CPU it needs compile mode instead of eager (facts; fixture pp2_success_head.log)."""
     compiled = {"enforce-eager": None, "compilation-config": {"mode": 1, "backend": "eager"}}
-    served("sandbox-tiny", parallel={"tensor": 1, "pipeline": 2}, args=compiled)
+    served("sandbox-tiny", parallel={"tensor": 1, "pipeline": 2}, args=compiled, env={"TORCH_COMPILE_DISABLE": "0"})
     assert stream_completion(ENDPOINT, "tiny").strip()
     assert "PP rank 1" in nodes[WORKER].run("docker", "logs", "gb10-tiny")
 
