@@ -11,6 +11,7 @@ from typing import Any
 
 import docker
 import pytest
+import ray_image
 import yaml
 from fleet import ENDPOINT, HEAD, ROOT, SANDBOX, WORKER, Node, recap, run_playbook, sandbox_nodes, stream_completion
 
@@ -191,8 +192,6 @@ def three(tmp_path) -> Iterator[Path]:
 
 def test_a_real_ray_cluster_of_three_nodes(three) -> None:
     """Formed, a job run on every node, cleaned up, no process left. vLLM's CPU build refuses Ray, so the fake engine is on it."""
-    import ray_image
-
     ray_image.build()
     deep = [str(ROOT / ".sandbox/models/sandbox/tiny-deep"), "--layers=3"]
     subprocess.run(

@@ -1,6 +1,6 @@
 """An image with real Ray and the fake engine, made from the sandbox's own two images; the CPU build of vLLM refuses Ray.
 
-python tests/e2e/ray_image.py        (the sandbox has to be up: the image goes to its registry)
+python tests/utils/ray_image.py        (the sandbox has to be up: the image goes to its registry)
 """
 
 from __future__ import annotations
