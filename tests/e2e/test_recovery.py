@@ -11,11 +11,12 @@ from typing import Any
 
 import docker.errors
 import pytest
-from fleet import HEAD, SANDBOX, WORKER, Node, run_playbook, stream_completion, wait_until
+from fleet import HEAD, ROOT, SANDBOX, WORKER, Node, run_playbook, stream_completion, wait_until
 
 ADDRESS = "198.18.0.11"
 STATE = "/var/lib/gb10-fleet/watchdog/alpha/state.json"
-VARS = ("-e", "@molecule/watchdog/vars/watchdog.yml", "-e", '{"watchdog_settings": {"interval_s": 5, "settled_s": 20}}')
+OURS = {"watchdog_wheels": f"{ROOT}/.cache/watchdog-wheels", "watchdog_settings": {"interval_s": 5, "settled_s": 20}}
+VARS = ("-e", "@molecule/watchdog/vars/watchdog.yml", "-e", json.dumps(OURS))
 LIMIT_S = 60
 
 
