@@ -116,7 +116,7 @@ def outage(nodes: dict[str, Node], name: str, fault: Callable[[], object], idle:
 
 @pytest.fixture(scope="module")
 def watched(nodes) -> Iterator[dict[str, Node]]:
-    done = run_playbook("../molecule/watchdog/prepare", "localhost,")
+    done = run_playbook("../molecule/watchdog/prepare", "localhost,", *VARS)
     assert done.returncode == 0, done.stdout[-3000:]
     for name in ("serve", "watchdog"):
         done = run_playbook(name, SANDBOX, *VARS)
