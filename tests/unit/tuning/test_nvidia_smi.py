@@ -110,7 +110,7 @@ def test_pre_nvsmi_hang(tmp_path: Path) -> None:
     started = time.monotonic()
     with pytest.raises(smi.NvidiaSmiTimeout, match=r"no answer within 0\.3 s: the NVIDIA driver is wedged"):
         smi.snapshot(command=fake(tmp_path, "trap '' TERM; sleep 60"), timeout_s=0.3)
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 30
 
 
 def test_a_process_that_cannot_be_killed_does_not_hang_us(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -125,8 +125,8 @@ def test_a_process_that_cannot_be_killed_does_not_hang_us(monkeypatch: pytest.Mo
     monkeypatch.setattr(subprocess.Popen, "wait", wait)
     started = time.monotonic()
     with pytest.raises(smi.NvidiaSmiTimeout):
-        smi.run([], command=fake(tmp_path, "exec sleep 3"), timeout_s=0.2)
-    assert time.monotonic() - started < 2
+        smi.run([], command=fake(tmp_path, "exec sleep 20"), timeout_s=0.2)
+    assert time.monotonic() - started < 15
 
 
 def test_absent_and_failed(tmp_path: Path) -> None:
