@@ -78,12 +78,12 @@ def recap(stdout: str) -> dict[str, dict[str, int]]:
     return hosts
 
 
-def wait_until(what: str, ready: Any, limit_s: float = 600) -> None:
+def wait_until(what: str, ready: Any, limit_s: float = 600, every_s: float = 0.2) -> None:
     """Wait for an event; the limit only ends a wait for something that will never come."""
     deadline = time.monotonic() + limit_s
     while not ready():
         assert time.monotonic() < deadline, f"{what}: not within {limit_s:.0f} s"
-        time.sleep(0.2)
+        time.sleep(every_s)
 
 
 @dataclass
