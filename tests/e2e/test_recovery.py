@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import threading
 import time
@@ -214,3 +215,26 @@ def test_what_a_person_wants_is_kept_across_a_reboot(watched) -> None:
     assert run_playbook("serve", SANDBOX).returncode == 0
     assert run_playbook("resume", SANDBOX).returncode == 0
     wait_until("serving", lambda: state(watched)["name"] == "serving", 120)
+
+
+def test_a_broken_recipe_three_tries_then_gave_up(watched) -> None:
+    """A misspelt flag on the watchdog's side: refused by the engine's parser each time; nothing is started, and it ends."""
+    wait_until("the watchdog serves", lambda: serves(watched), 900, LOOK_S)
+    recipe = "/var/lib/gb10-watchdog/alpha/recipes/sandbox-tiny.yml"
+    assert "max-model-len" in watched[HEAD].run("cat", recipe)
+    watched[HEAD].run("sed", "-i", "s/max-model-len/max-modl-len/", recipe)
+    before = watched[HEAD].rank_identity()
+    watched[WORKER].run("docker", "kill", "gb10-tiny")
+    wait_until("gave up", lambda: state(watched).get("name") == "gave_up", 1800, LOOK_S)
+    found = state(watched)
+    incident = found["last_incident"]
+    starts = [one["started"] for one in incident["tries"]]
+    gaps = [b - a for a, b in itertools.pairwise(starts)]
+    print(f"\nbroken recipe: launches {gaps} s apart; {found['why']}; evidence {incident['evidence']}")
+    assert len(starts) == 3 and 60 <= gaps[0] < 300 <= gaps[1]
+    assert "max-modl-len" in found["why"]
+    watched[HEAD].run("test", "-e", incident["evidence"])
+    assert watched[HEAD].rank_identity() == before, "nothing was stopped or started"
+    for name in ("watchdog", "serve"):
+        assert run_playbook(name, SANDBOX, *VARS).returncode == 0
+    wait_until("serving", lambda: state(watched)["name"] == "serving", 300, LOOK_S)
