@@ -120,8 +120,8 @@ class Watchdog:
 
     def act(self, action: str | None) -> None:
         if action == machine.LAUNCH:
-            again = {"serve_restart": True} if self.state.restart else {}
-            steps = [("evidence", {}), ("serve", again)]
+            # Told to launch: else serve.yml would ask an engine that hangs, and wait for its answer.
+            steps = [("evidence", {}), ("serve", {"serve_restart": True})]
             self.run = Run(self.config, steps, self.config["launch_limit_s"])
         elif action == machine.CANCEL and self.run is not None:
             self.run.cancel()

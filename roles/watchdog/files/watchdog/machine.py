@@ -50,7 +50,6 @@ class State:
     # {started, ended, failed, settled} of the launches within the last hour, and the memory that each found.
     tries: list[dict[str, Any]] = field(default_factory=list)
     next_try: float = 0.0
-    restart: bool = False
     # A launch of ours was ended because a person stopped the cluster: what it started has to go.
     clean_up: bool = False
     incident: dict[str, Any] | None = None
@@ -321,7 +320,6 @@ def judged(
     if now < state.next_try:
         turn(state, "backoff", f"{cause.node}: {cause.said}", now)
         return Step()
-    state.restart = any(one.restart for one in fired)
     state.tries.append({"started": now})
     mark(state, "launch", now)
     turn(state, "recovering", f"{cause.node}: {cause.said}", now)

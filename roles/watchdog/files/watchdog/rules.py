@@ -35,11 +35,10 @@ Said = dict[str, str]
 
 @dataclass(frozen=True)
 class Rule:
-    """``times`` looks in a row, ``find`` gives {node: what was found}; ``restart``: ranks run, so a launch has to be forced."""
+    """``times`` looks in a row; ``find`` gives {node: what was found}."""
 
     id: str
     times: int
-    restart: bool
     find: Callable[[Look, Marks, Mapping[str, float]], Said]
 
 
@@ -48,7 +47,6 @@ class Finding:
     rule: str
     node: str
     said: str
-    restart: bool
 
 
 def moment(text: str | None) -> float:
@@ -170,15 +168,15 @@ def canary(look: Look, marks: Marks, settings: Mapping[str, float]) -> Said:
 
 # The first one that fires names the cause.
 RULES = (
-    Rule("rank-frozen", 2, False, rank_frozen),
-    Rule("rank-gone", 1, False, rank_gone),
-    Rule("rank-replaced", 1, True, rank_replaced),
-    Rule("fatal-line", 1, True, fatal_line),
-    Rule("node-unreachable", 3, True, unreachable),
-    Rule("docker-silent", 3, False, docker_silent),
-    Rule("health", 3, True, health),
-    Rule("tokens-frozen", 1, True, tokens_frozen),
-    Rule("canary", 2, True, canary),
+    Rule("rank-frozen", 2, rank_frozen),
+    Rule("rank-gone", 1, rank_gone),
+    Rule("rank-replaced", 1, rank_replaced),
+    Rule("fatal-line", 1, fatal_line),
+    Rule("node-unreachable", 3, unreachable),
+    Rule("docker-silent", 3, docker_silent),
+    Rule("health", 3, health),
+    Rule("tokens-frozen", 1, tokens_frozen),
+    Rule("canary", 2, canary),
 )
 
 
@@ -197,9 +195,9 @@ def judge(look: Look, marks: Marks, settings: Mapping[str, float] = SETTINGS) ->
             if rule.id != "canary" or marks.get("asked") != asked:
                 counts[name] = counts.get(name, 0) + 1
             if counts.get(name, 0) >= rule.times:
-                fired.append(Finding(rule.id, node, said, rule.restart))
+                fired.append(Finding(rule.id, node, said))
             elif counts.get(name):
-                suspected.append(Finding(rule.id, node, said, rule.restart))
+                suspected.append(Finding(rule.id, node, said))
     marks["asked"] = asked
     return fired, suspected
 
