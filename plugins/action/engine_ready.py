@@ -24,7 +24,7 @@ from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
 from ansible_collections.gb10.fleet.plugins.module_utils import _findings
-from ansible_collections.gb10.fleet.plugins.module_utils._engine_log import ORDER, STAGES, later
+from ansible_collections.gb10.fleet.plugins.module_utils._engine_log import ORDER, later
 from ansible_collections.gb10.fleet.plugins.module_utils._rank_findings import merged, of_cluster, of_rank, proposal
 from ansible_collections.gb10.fleet.plugins.module_utils._rank_spec import LABEL_ENGINE
 from ansible_collections.gb10.fleet.plugins.module_utils._rank_state import (
@@ -46,8 +46,10 @@ from ansible_collections.gb10.fleet.plugins.module_utils._rank_state import (
 
 display = Display()
 
-# A look costs a node half a second of CPU, which a start is short of: the wait on the node sees ends and stages at once.
-LONG_POLL_S = 5.0
+# A look costs a node half a second of CPU, which a start is short of: the wait on the node sees an end at once, and the stages that
+# something depends on.
+LONG_POLL_S = 8.0
+TURNS = ("rendezvous", "load", "kv_cache", "server", "ready")
 # How often an engine is asked whose log says nothing of its stages.
 ASK_S = 5.0
 # After the first sign of trouble every rank is looked at once more, so that the first error by time is known, not the loudest.
@@ -234,8 +236,8 @@ class ActionModule(ActionBase):
                 **({"api_key_file": self.args["api_key_file"]} if self.args["api_key_file"] else {}),
             }
         elif last.get("at"):
-            # Wait on the node, where a new stage or an end shows within a quarter of a second.
-            after = [s for s in STAGES if s not in ("container", "stopped") and later(s, last.get("stage"))]
+            # Wait on the node, where an end shows within a quarter of a second.
+            after = [s for s in TURNS if later(s, last.get("stage"))]
             wanted.update(wait_for=after or ["ready"], timeout_s=self._patience_s())
             quiet = last.get("still_since")
             wanted["gpu"] = bool(
