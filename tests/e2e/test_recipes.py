@@ -13,7 +13,19 @@ import docker
 import pytest
 import ray_image
 import yaml
-from fleet import ENDPOINT, HEAD, ROOT, SANDBOX, WORKER, Node, recap, run_playbook, sandbox_nodes, stream_completion
+from fleet import (
+    ENDPOINT,
+    HEAD,
+    ROOT,
+    SANDBOX,
+    WORKER,
+    Node,
+    recap,
+    run_playbook,
+    sandbox_inventory,
+    sandbox_nodes,
+    stream_completion,
+)
 
 MINE = Path(__file__).with_name("recipes")
 FAKE = {"reference": "sandbox/fake-engine:1", "digest": None, "platform": None, "size_gib": 0.1}
@@ -151,40 +163,17 @@ def test_pipeline_parallel_2_with_real_vllm(nodes) -> None:
 
 def test_speculative_ngram_on_one_node(tmp_path) -> None:
     ngram = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
-    inventory = one_or_three(tmp_path, 1)
+    inventory = sandbox_inventory(tmp_path, 1)
     served("sandbox-tiny", inventory, nodes=1, parallel={"tensor": 1}, args={"speculative-config": ngram})
     assert stream_completion(ENDPOINT, "tiny", "one two three one two three one two").strip()
 
 
 # --- three nodes ---------------------------------------------------------------------------------------------------------
-def one_or_three(folder: Path, count: int) -> Path:
-    """The sandbox's inventory with one or three of its nodes."""
-    hosts = {
-        f"spark-{n:02d}": {
-            "cluster": "alpha",
-            "rank": n - 1,
-            "ansible_host": f"198.18.0.{10 + n}",
-            "fabric_address": f"198.51.100.{10 + n}",
-        }
-        for n in range(1, count + 1)
-    }
-    target = folder / "inventory"
-    (target / "group_vars").mkdir(parents=True)
-    (target / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
-    site = (ROOT / SANDBOX / "group_vars/all.yml").read_text()
-    key = str(ROOT / ".sandbox")
-    for text in ("{{ inventory_dir | default('inventories/sandbox') }}/../../.sandbox",):
-        site = site.replace(text, key)
-    (target / "group_vars/all.yml").write_text(site)
-    (target / "zz_constructed.yml").write_text((ROOT / SANDBOX / "zz_constructed.yml").read_text())
-    return target
-
-
 @pytest.fixture
 def three(tmp_path) -> Iterator[Path]:
     done = run_playbook("sandbox", "localhost,", "--tags", "up", "-e", '{"sandbox_nodes": 3}')
     assert done.returncode == 0, done.stdout[-4000:]
-    yield one_or_three(tmp_path, 3)
+    yield sandbox_inventory(tmp_path, 3)
     client = docker.from_env()
     client.containers.get("gb10-sandbox-spark-03").remove(force=True)
     client.volumes.get("gb10-sandbox-spark-03-docker").remove(force=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import docker
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 SANDBOX = "inventories/sandbox"
@@ -112,6 +113,29 @@ class Node:
 def sandbox_nodes(*names: str) -> dict[str, Node]:
     client = docker.from_env()
     return {name: Node(name, client) for name in names or (HEAD, WORKER)}
+
+
+def sandbox_inventory(folder: Path, count: int) -> Path:
+    """The sandbox's inventory with the first nodes of it, in a folder."""
+    hosts = {
+        f"spark-{n:02d}": {
+            "cluster": "alpha",
+            "rank": n - 1,
+            "ansible_host": f"198.18.0.{10 + n}",
+            "fabric_address": f"198.51.100.{10 + n}",
+        }
+        for n in range(1, count + 1)
+    }
+    target = folder / "inventory"
+    (target / "group_vars").mkdir(parents=True)
+    (target / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
+    site = (ROOT / SANDBOX / "group_vars/all.yml").read_text()
+    key = str(ROOT / ".sandbox")
+    for text in ("{{ inventory_dir | default('inventories/sandbox') }}/../../.sandbox",):
+        site = site.replace(text, key)
+    (target / "group_vars/all.yml").write_text(site)
+    (target / "zz_constructed.yml").write_text((ROOT / SANDBOX / "zz_constructed.yml").read_text())
+    return target
 
 
 def stream_completion(endpoint: str, model: str, prompt: str = "Hello", limit_s: float = 120) -> str:
