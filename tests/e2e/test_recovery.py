@@ -42,10 +42,12 @@ class Requests(threading.Thread):
                 return f"HTTP {answer.status}"
             lines = answer.read().split(b"\n\n")
             pieces = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
+            if any("error" in piece for piece in pieces):
+                return "an error ends the stream"
             ends = [choice["finish_reason"] for piece in pieces for choice in piece.get("choices", [])]
             assert len({piece["id"] for piece in pieces}) == 1 and sum(map(bool, ends)) <= 1, "answered twice"
             return "answered" if any(ends) else "cut off"
-        except (OSError, http.client.HTTPException) as e:
+        except (OSError, http.client.HTTPException, json.JSONDecodeError) as e:
             return type(e).__name__
         finally:
             connection.close()
