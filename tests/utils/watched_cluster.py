@@ -80,7 +80,8 @@ class Cluster:
             eye["container"] = None
         self.head["http"] = None
 
-    def serve(self, ident: str = "two") -> None:
+    def serve(self, ident: str = "") -> None:
+        ident = ident or f"of launch {len(self.launches)}"
         for name, eye in self.nodes.items():
             eye.update(container=self.container(name, ident), stopped=False, fatal=[])
         self.head.update(http={"health": 200, "iterations": 1, "running": 0, "waiting": 0}, canary=None)

@@ -22,6 +22,20 @@ def test_wd_pair_restart(cluster: Cluster) -> None:
     assert cluster.state.name == "serving"
 
 
+def test_a_launch_that_is_quicker_than_two_looks_has_its_timeline(cluster: Cluster) -> None:
+    """Seen in the sandbox: stopped and started within 5 s, and the incident said only launch and ready."""
+    cluster.end("spark-02", 137)
+    cluster.looks(5)
+    cluster.serve()
+    cluster.looks(5)
+    cluster.run = {"rc": 0, "said": "", "log": "/x/stdout"}
+    cluster.looks(5)
+    assert cluster.state.last_incident
+    assert [line["what"] for line in cluster.state.last_incident["timeline"]] == [
+        *("detected", "launch", "stopped", "workers up", "head up", "ready")
+    ]
+
+
 def test_broken_recipe_three_launches_then_gave_up(cluster: Cluster) -> None:
     cluster.end("spark-01", 1)
     cluster.looks(5)

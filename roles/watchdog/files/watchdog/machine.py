@@ -47,7 +47,7 @@ class State:
     why: str = ""
     # The cluster served under our eyes, so it is ours to bring back.
     armed: bool = False
-    # {started, ended, failed, settled} of the launches within the last hour, and the memory that each found.
+    # {started, ended, failed, settled} of the launches within the last hour, what ran before each, and the memory that it found.
     tries: list[dict[str, Any]] = field(default_factory=list)
     next_try: float = 0.0
     # A launch of ours was ended because a person stopped the cluster: what it started has to go.
@@ -174,26 +174,30 @@ def rule_out(state: State, kernel: Mapping[str, Sequence[Mapping[str, Any]]], no
     return Step(action=LAUNCH, events=["recovering"])
 
 
+def running(look: rules.Look) -> dict[str, str]:
+    """The running rank container of each node: its id."""
+    ranks = {name: (node["eye"] or {}).get("container") or {} for name, node in look["nodes"].items()}
+    return {name: str(rank["id"]) for name, rank in ranks.items() if rank.get("running")}
+
+
 def milestones(state: State, look: rules.Look, now: float) -> None:
-    """Follow a launch of ours by what the eyes see; free memory counts while no rank runs."""
-    seen = {
-        name: bool(node["eye"] and node["eye"]["container"] and node["eye"]["container"]["running"])
-        for name, node in look["nodes"].items()
-    }
-    head = rules.head_of(look)
+    """Follow a launch of ours by what the eyes see: containers of before are gone, new ones run. Two looks may enclose both."""
     if not state.tries:
         return
-    if not any(seen.values()):
-        mark(state, "stopped", now)
-        free = state.tries[-1].setdefault("free_gib", {})
+    one, ranks = state.tries[-1], running(look)
+    if any(one.get("before", {}).get(name) == rank for name, rank in ranks.items()):
+        return
+    mark(state, "stopped", now)
+    if not ranks:
+        free = one.setdefault("free_gib", {})
         for name, node in look["nodes"].items():
             if node["eye"] and node["eye"]["available_gib"]:
                 free[name] = max(free.get(name, 0), node["eye"]["available_gib"])
-    elif "free_gib" in state.tries[-1]:
-        if all(up for name, up in seen.items() if name != head):
-            mark(state, "workers up", now)
-        if seen[head]:
-            mark(state, "head up", now)
+    head = rules.head_of(look)
+    if all(name in ranks for name in look["nodes"] if name != head):
+        mark(state, "workers up", now)
+    if head in ranks:
+        mark(state, "head up", now)
 
 
 def rebooted(state: State, look: rules.Look) -> bool:
@@ -320,7 +324,7 @@ def judged(
     if now < state.next_try:
         turn(state, "backoff", f"{cause.node}: {cause.said}", now)
         return Step()
-    state.tries.append({"started": now})
+    state.tries.append({"started": now, "before": running(look)})
     mark(state, "launch", now)
     turn(state, "recovering", f"{cause.node}: {cause.said}", now)
     return Step(action=LAUNCH)
