@@ -83,8 +83,10 @@ def serves(nodes: dict[str, Node]) -> bool:
     return found.get("name") == "serving" and (not found["tries"] or bool(found["tries"][-1].get("settled")))
 
 
-def outage(nodes: dict[str, Node], name: str, fault: Callable[[], object], idle: bool = False) -> dict[str, Any]:
-    """The incident of a fault, after it serves again."""
+def outage(
+    nodes: dict[str, Node], name: str, fault: Callable[[], object], idle: bool = False, launches: int = 1
+) -> dict[str, Any]:
+    """The incident of a fault, after it serves again with no more launches than these."""
     wait_until("the watchdog serves", lambda: serves(nodes), 900, LOOK_S)
     before = (state(nodes)["last_incident"] or {}).get("id")
     requests = Requests()
@@ -114,7 +116,7 @@ def outage(nodes: dict[str, Node], name: str, fault: Callable[[], object], idle:
         f"longest {max((s for _o, s in requests.outcomes), default=0):.1f} s"
     )
     assert incident["outcome"] == "recovered"
-    assert len(incident["tries"]) == 1, "one launch was enough"
+    assert len(incident["tries"]) <= launches
     assert stream_completion(f"http://{ADDRESS}:8000", "tiny").strip()
     return incident
 
@@ -172,7 +174,9 @@ def test_both_ranks_killed(watched) -> None:
 
 @pytest.mark.parametrize("name", [WORKER, HEAD])
 def test_a_docker_daemon_that_restarts(watched, name) -> None:
-    incident = outage(watched, f"dockerd of {name}", lambda: watched[name].run("systemctl", "restart", "docker"))
+    # The ranks' end is seen before the daemon's: the first launch may find no Docker, and says so.
+    fault = lambda: watched[name].run("systemctl", "restart", "docker")  # noqa: E731
+    incident = outage(watched, f"dockerd of {name}", fault, launches=2)
     assert incident["rule"] in ("rank-gone", "docker-silent", "fatal-line")
 
 
