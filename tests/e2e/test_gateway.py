@@ -23,7 +23,7 @@ SETTINGS = {
     "gateway_firewall": True,
     "gateway_keys": [{"name": "e2e", "key": KEY}],
     "recipe_overrides": {
-        "args": {"max-num-seqs": 16},
+        "args": {"max-num-seqs": 16, "enable-auto-tool-choice": True, "tool-call-parser": "hermes"},
         "lanes": {"chat": {"priority": 0}, "batch": {"priority": 10, "max_concurrent": 15}},
     },
 }
@@ -90,7 +90,7 @@ def through(asked: dict[str, Any], key: str = KEY) -> tuple[int, str, Any]:
         {"stream": True, "stream_options": {"include_usage": True}},
         {"response_format": {"type": "json_schema", "json_schema": {"name": "sea", "schema": SCHEMA}}},
         {"tools": [TOOL], "tool_choice": NAMED},
-        {"n": 2, "seed": 5, "logprobs": True},
+        {"n": 2, "temperature": 0.7, "seed": 5, "logprobs": True},
     ],
     ids=["chat", "stream with usage", "json schema", "tool", "two answers"],
 )
