@@ -2,9 +2,9 @@
 
     python lanes.py --direct http://127.0.0.1:8000 --gateway http://127.0.0.1:8080 --model tiny --key-file key
 
-Needs aiohttp; run it on the head, where the engine listens on loopback, with /opt/gb10-fleet/gateway/venv/bin/python. Three phases of
---seconds each: chat alone through the gateway; chat and batch sent to the engine as they are; both through the gateway, each in its
-lane. Batch is --streams long streams at a time, chat one short stream every --every seconds. Prints one JSON object.
+Needs aiohttp; run it on the head, where the engine listens on loopback, with /opt/gb10-fleet/gateway/venv/bin/python. Three phases
+of --seconds each: chat alone through the gateway; chat and batch sent to the engine as they are; both through the gateway, each in
+its lane. Batch is --streams long streams at a time, chat one short stream every --every seconds. Prints one JSON object.
 """
 
 from __future__ import annotations
