@@ -732,7 +732,7 @@ def _samples(result: Mapping[str, Any]) -> list[tuple[str, str, list[float], boo
         ("Time to first token, short prompt", "s", of("short", "ttft_s"), True),
     ]
     out += [
-        (f"Decode speed, {step['streams']} streams", "tokens/s", [step["tokens_per_s"]], False)
+        (f"Decode speed, {step['streams']} streams", "tokens/s", step.get("rounds") or [step["tokens_per_s"]], False)
         for step in measured.get("concurrency") or []
         if step["streams"] > 1 and not step["errors"]
     ]

@@ -37,6 +37,8 @@ COUNTERS: dict[str, tuple[str, ...]] = {
 RUNNING = "vllm:num_requests_running"
 # Both answers are compared: long enough to tell two answers apart, short beside a prefill.
 ANSWER_TOKENS = 16
+# How often each step of concurrency is measured.
+ROUNDS = 3
 CHECK_TOKENS = 512
 METRICS_TIMEOUT_S = 10.0
 # The page follows the last answer by an engine step.
@@ -325,23 +327,34 @@ class Run:
         }  # fmt: skip
 
     def concurrency(self) -> None:
+        """Every step once, then all of them again: what disturbs the machine for a moment hits one round of each."""
         plan = self.plan
-        for streams in plan["concurrency"]:
-            self.stage_name = "size"
-            if any(stage["name"] == f"streams {streams}" for stage in self.measured["stages"]):
-                continue
-            prompts = [self.prompts.make(plan["concurrency_prompt_tokens"], "Write a story about this text.")
-                       for dummy in range(streams)]  # fmt: skip
-            with self.stage(f"streams {streams}"):
-                self.tell(f"{streams} requests at once")
-                step = self.at_once(prompts, plan["concurrency_tokens"])
-                self.measured["concurrency"] = [s for s in self.measured["concurrency"] if s["streams"] != streams] + [
-                    step
-                ]
-            if step["errors"]:
-                # Whether the engine outlived it.
-                self.ask("Say: ready", ANSWER_TOKENS)
-                return
+        for number in range(ROUNDS):
+            for streams in plan["concurrency"]:
+                self.stage_name = "size"
+                name = f"streams {streams}, round {number + 1}"
+                if any(stage["name"] == name for stage in self.measured["stages"]):
+                    continue
+                prompts = [self.prompts.make(plan["concurrency_prompt_tokens"], "Write a story about this text.")
+                           for dummy in range(streams)]  # fmt: skip
+                with self.stage(name):
+                    self.tell(f"{streams} requests at once, round {number + 1} of {ROUNDS}")
+                    step = self.step_of(self.at_once(prompts, plan["concurrency_tokens"]))
+                if step["errors"]:
+                    # Whether the engine outlived it.
+                    self.ask("Say: ready", ANSWER_TOKENS)
+                    return
+
+    def step_of(self, one: dict[str, Any]) -> dict[str, Any]:
+        """The step that a round belongs to, with the round in it: sums, and the median of tokens a second."""
+        step = next((s for s in self.measured["concurrency"] if s["streams"] == one["streams"]), None)
+        if step is None:
+            self.measured["concurrency"].append({**one, "rounds": [one["tokens_per_s"]]})
+            return one
+        step["rounds"].append(one["tokens_per_s"])
+        step.update(seconds=round(step["seconds"] + one["seconds"], 3), tokens=step["tokens"] + one["tokens"],
+                    tokens_per_s=median(step["rounds"]), errors=one["errors"], error=one["error"])  # fmt: skip
+        return step
 
     def limit(self) -> None:
         """Every slot with a prompt near the end of the context (case qual-concurrency3: stable at two, dead at three)."""

@@ -79,7 +79,7 @@ measured:
   contains:
     requests: {description: "One row per request - stage, at, status, error, prompt, cached and completion tokens, ttft_s, total_s, tokens_per_s.", type: list, elements: dict, returned: success}
     stages: {description: "One entry per stage - name, began, ended, and by how much each counter grew.", type: list, elements: dict, returned: success}
-    concurrency: {description: "One entry per step - streams, tokens, seconds, tokens_per_s, errors.", type: list, elements: dict, returned: success}
+    concurrency: {description: "One entry per step - streams, tokens, seconds, rounds (tokens a second of each), tokens_per_s (their median), errors.", type: list, elements: dict, returned: success}
     checks: {description: "Correctness by name - ok, why, next.", type: dict, returned: success}
     metrics: {description: "Counters before and after; error where the page could not be read; reset, the stage in which they began anew.", type: dict, returned: success}
     ended_early: {description: "Why the run ended before its end - stage, error, status, key_needed; or null.", type: dict, returned: success}
