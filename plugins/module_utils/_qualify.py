@@ -55,17 +55,17 @@ SIZES: dict[str, dict[str, Any]] = {
     "quick": {
         "prompt_tokens": 8192, "colds": 2, "repeats": 10, "short": 10, "decode_runs": 3, "decode_tokens": 128,
         "concurrency_prompt_tokens": 64, "concurrency_tokens": 64, "needle_tokens": 4096, "limit": False, "soak_s": 0,
-        "request_timeout_s": 120,
+        "rounds": 3, "request_timeout_s": 120,
     },
     "standard": {
         "prompt_tokens": 65536, "colds": 2, "repeats": 12, "short": 20, "decode_runs": 5, "decode_tokens": 256,
         "concurrency_prompt_tokens": 1024, "concurrency_tokens": 128, "needle_tokens": 32768, "limit": False, "soak_s": 0,
-        "request_timeout_s": 600,
+        "rounds": 3, "request_timeout_s": 600,
     },
     "full": {
         "prompt_tokens": 0, "colds": 1, "repeats": 12, "short": 20, "decode_runs": 8, "decode_tokens": 512,
         "concurrency_prompt_tokens": 4096, "concurrency_tokens": 256, "needle_tokens": 131072, "limit": True, "soak_s": 600,
-        "request_timeout_s": 1800,
+        "rounds": 3, "request_timeout_s": 1800,
     },
 }  # fmt: skip
 # What an answer needs of the context, at most: the seed's full run sends 262,144 - 512 tokens.

@@ -37,8 +37,6 @@ COUNTERS: dict[str, tuple[str, ...]] = {
 RUNNING = "vllm:num_requests_running"
 # Both answers are compared: long enough to tell two answers apart, short beside a prefill.
 ANSWER_TOKENS = 16
-# How often each step of concurrency is measured.
-ROUNDS = 3
 CHECK_TOKENS = 512
 METRICS_TIMEOUT_S = 10.0
 # The page follows the last answer by an engine step.
@@ -329,7 +327,7 @@ class Run:
     def concurrency(self) -> None:
         """Every step once, then all of them again: what disturbs the machine for a moment hits one round of each."""
         plan = self.plan
-        for number in range(ROUNDS):
+        for number in range(plan["rounds"]):
             for streams in plan["concurrency"]:
                 self.stage_name = "size"
                 name = f"streams {streams}, round {number + 1}"
@@ -338,7 +336,7 @@ class Run:
                 prompts = [self.prompts.make(plan["concurrency_prompt_tokens"], "Write a story about this text.")
                            for dummy in range(streams)]  # fmt: skip
                 with self.stage(name):
-                    self.tell(f"{streams} requests at once, round {number + 1} of {ROUNDS}")
+                    self.tell(f"{streams} requests at once, round {number + 1} of {plan['rounds']}")
                     step = self.step_of(self.at_once(prompts, plan["concurrency_tokens"]))
                 if step["errors"]:
                     # Whether the engine outlived it.

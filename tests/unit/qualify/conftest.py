@@ -29,7 +29,7 @@ Cluster = _module("fake_engine_ranks", ROOT / "tests/unit/fake_engine/conftest.p
 
 ARGS = {"max-model-len": 2048, "max-num-seqs": 4, "block-size": 32, "enable-auto-tool-choice": True}
 FLAGS = ("--enable-prompt-tokens-details", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
-SMALL = {"colds": 1, "repeats": 10, "short": 3, "decode_runs": 3, "request_timeout_s": 20}
+SMALL = {"colds": 1, "repeats": 10, "short": 3, "decode_runs": 3, "rounds": 1, "request_timeout_s": 20}
 
 
 def recipe(**over: Any) -> dict[str, Any]:

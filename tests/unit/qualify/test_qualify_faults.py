@@ -26,7 +26,7 @@ def test_a_sound_engine(engine: Make) -> None:
     """Hits, queries and cached tokens are the engine's own, to the token."""
     one = engine()
     checks = ["needle", "korean", "tool_call", "json_schema", "not_empty", "same_answer"]
-    result = one.result(expect={"checks": checks}, plan={"limit": True, "soak_s": 1})
+    result = one.result(expect={"checks": checks}, plan={"limit": True, "soak_s": 1, "rounds": 2})
     assert failed(result) == set()
     figures, measured = result["figures"], result["measured"]
     page = {
@@ -47,7 +47,7 @@ def test_a_sound_engine(engine: Make) -> None:
     assert 0 <= result["plan"]["prompt_tokens"] - tokens <= 10
     assert (figures["queries"], figures["hits"]) == (10 * tokens, 10 * ((tokens - 1) // 32 * 32))
     assert figures["decode_tokens_per_s"] > 50
-    assert [step["streams"] for step in measured["concurrency"]] == [1, 2, 4]
+    assert [(step["streams"], len(step["rounds"])) for step in measured["concurrency"]] == [(1, 2), (2, 2), (4, 2)]
     assert line(result, "concurrency")["why"] == "4 at once, and 4 of 1,536 tokens."
     assert statuses(result)["soak"] == "pass" and measured["soak"]["requests"] >= 2
     assert statuses(result)["needle"] == statuses(result)["tool_call"] == statuses(result)["json_schema"] == "pass"
