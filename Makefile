@@ -15,8 +15,9 @@ SCENARIOS = topology engine serve kernel thermal fabric preflight memory_guard i
 
 # Areas whose tests run whole programs (on loopback, or ansible-playbook) or move real data; all others are fast.
 PROGRAMS = $(addprefix tests/unit/,distribution/ fake_engine/ gateway/ memory_guard/ qualify/ watchdog/) tests/playbooks/
+UNIT = $(filter-out $(PROGRAMS),$(wildcard tests/unit/*/))
 
-.PHONY: help setup engine demo ask test lint unit programs sanity molecule e2e bench bench-guard clean
+.PHONY: $(UNIT) $(PROGRAMS) help setup engine demo ask test lint unit programs sanity molecule e2e bench bench-guard clean
 
 help: ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -50,11 +51,14 @@ lint: setup ## ruff, mypy, yamllint, ansible-lint (production profile), changelo
 	python scripts/generate_troubleshooting.py --check
 
 unit: setup ## Fast tests of functions and modules
-	@# One process per area: what one area imports of Ansible's controller changes how modules of another one report warnings.
-	for area in $(filter-out $(PROGRAMS),$(wildcard tests/unit/*/)); do pytest $$area; done
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target $(UNIT)
+
+# One process per area: what one area imports of Ansible's controller changes how modules of another one report warnings.
+$(UNIT) $(PROGRAMS):
+	@pytest $@
 
 programs: setup ## The longer tests: programs, playbooks that touch no host, and what moves data
-	@for area in $(PROGRAMS); do pytest $$area; done
+	@$(MAKE) --no-print-directory $(PROGRAMS)
 
 sanity: setup ## antsibull-docs and ansible-test sanity over what git would ship
 	@scripts/sanity.sh
