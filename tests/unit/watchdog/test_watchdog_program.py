@@ -37,6 +37,7 @@ def test_worker_killed_while_idle(world: World) -> None:
     assert (incident["rule"], incident["node"], incident["outcome"]) == ("rank-gone", "spark-02", "recovered")
     assert [line.split()[0] for line in world.runs()] == ["evidence", "serve"]
     assert all('"watchdog_acts": true' in line for line in world.runs())
+    assert '"serve_restart": true' in world.runs()[1], "an engine that hangs is not asked before it is launched anew"
     files = list((world.folder / "incidents").glob("*.json"))
     assert [json.loads(path.read_text())["outcome"] for path in files] == ["recovered"]
     world.until(lambda state: "recovered" in (world.folder / "alerts").read_text())

@@ -120,9 +120,10 @@ def recent(state: State, now: float) -> list[dict[str, Any]]:
     return [one for one in state.tries if one["started"] > now - HOUR_S]
 
 
-def unsettled(state: State) -> list[dict[str, Any]]:
-    """The launches since the last one that served long enough: a new outage is no sequel of theirs."""
-    return list(itertools.takewhile(lambda one: not one.get("settled"), reversed(state.tries)))
+def backoff_s(state: State) -> int:
+    """The wait by the launches since the last one that served long enough: a new outage is no sequel of those before."""
+    count = len(list(itertools.takewhile(lambda one: not one.get("settled"), reversed(state.tries))))
+    return BACKOFF_S[min(count, len(BACKOFF_S) - 1)]
 
 
 def leak(tries: Sequence[Mapping[str, Any]]) -> str | None:
@@ -158,7 +159,7 @@ def ended(state: State, run: Mapping[str, Any], now: float) -> Step:
     failed = [t for t in recent(state, now) if t.get("failed")]
     if len(failed) >= MOST_FAILURES:
         return give_up(state, f"{len(failed)} launches failed within an hour; the last one: {run['said']}", now)
-    state.next_try = now + BACKOFF_S[min(len(unsettled(state)), len(BACKOFF_S) - 1)]
+    state.next_try = now + backoff_s(state)
     turn(state, "backoff", f"the launch failed: {run['said']}", now)
     return Step()
 
@@ -318,9 +319,8 @@ def judged(
     lost = leak(state.tries)
     if lost:
         return give_up(state, lost, now)
-    before = unsettled(state)
-    if before:
-        state.next_try = max(state.next_try, before[0]["started"] + BACKOFF_S[min(len(before), len(BACKOFF_S) - 1)])
+    if state.tries:
+        state.next_try = max(state.next_try, state.tries[-1]["started"] + backoff_s(state))
     if now < state.next_try:
         turn(state, "backoff", f"{cause.node}: {cause.said}", now)
         return Step()
