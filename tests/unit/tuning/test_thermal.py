@@ -254,9 +254,9 @@ def test_module_without_anything(read: Run) -> None:
 
 def test_module_asks_a_wedged_driver_once(node: Any, read: Run) -> None:
     node.smi.write_text(f"#!/bin/sh\necho x >> {node.smi.parent}/calls\nexec sleep 60\n")
-    info = read(duration_s=1.5, timeout_s=0.3)
+    info = read(duration_s=1.5, timeout_s=2)
     assert "the NVIDIA driver is wedged" in info["gpu_error"]
-    assert len(node.calls) <= 1, "a busy machine may end it before its first word"
+    assert len(node.calls) == 1
 
 
 def test_module_finds_the_busy_threads_of_an_engine(read: Run, tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ def test_module_finds_the_busy_threads_of_an_engine(read: Run, tmp_path: Path) -
         spinner.kill()
         spinner.wait()
     mine = [process for process in info["processes"] if process["id"] == spinner.pid]
-    assert mine and mine[0]["cpu_percent"] > 1
+    assert mine and mine[0]["cpu_percent"] > 10
     assert mine[0]["threads"][0]["id"] == spinner.pid
     assert os.getpid() not in [process["id"] for process in info["processes"]]
 
