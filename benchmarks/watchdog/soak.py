@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import argparse
 import collections
-import json
 import random
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/utils"))
 
-from fleet import ENDPOINT, HEAD, Node, sandbox_nodes, stream_completion  # noqa: E402
+from fleet import ENDPOINT, HEAD, Node, sandbox_nodes, stream_completion, watchdog_state  # noqa: E402
 
-STATE = "/var/lib/gb10-fleet/watchdog/alpha/state.json"
 JIT_S, PREFILL_S = 590, 240
 
 
@@ -32,20 +31,12 @@ def first_token(head: Node, seconds: float) -> None:
     head.run("docker", "exec", "gb10-fake", "sh", "-c", words)
 
 
-def ask(limit_s: float, said: collections.Counter[str]) -> None:
+def ask(limit_s: float) -> str:
     try:
         answer = stream_completion(ENDPOINT, "fake", f"Tell me of {random.random()}", limit_s)
-        said["answered" if answer.strip() else "empty"] += 1
     except OSError as e:
-        said[type(e).__name__] += 1
-
-
-def together(count: int, limit_s: float, said: collections.Counter[str]) -> None:
-    threads = [threading.Thread(target=ask, args=(limit_s, said)) for _n in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+        return type(e).__name__
+    return "answered" if answer.strip() else "empty"
 
 
 def main() -> int:
@@ -55,39 +46,37 @@ def main() -> int:
     nodes = sandbox_nodes()
     head, end = nodes[HEAD], time.monotonic() + 60 * args.minutes
     before = {name: node.rank_identity() for name, node in nodes.items()}
-    incident = json.loads(head.run("cat", STATE))["state"]["last_incident"]
+    incident = watchdog_state(head)["last_incident"]
     said: collections.Counter[str] = collections.Counter()
     names: collections.Counter[str] = collections.Counter()
     over = threading.Event()
 
     def watch() -> None:
         while not over.wait(5):
-            names[json.loads(head.run("cat", STATE))["state"]["name"]] += 1
+            names[watchdog_state(head)["name"]] += 1
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        silence, turn = JIT_S, 0
-        while time.monotonic() < end:
-            turn += 1
-            if silence:
-                first_token(head, silence)
-                together(1, silence + 120, said)
-                first_token(head, 0)
-            silence = PREFILL_S if turn % 3 == 0 else 0
-            load_until = min(end, time.monotonic() + 90)
-            while time.monotonic() < load_until:
-                together(4, 120, said)
-            over.wait(min(60, max(0, end - time.monotonic())))  # nobody asks
-    finally:
-        over.set()
-        watcher.join()
-    state = json.loads(head.run("cat", STATE))["state"]
+    with ThreadPoolExecutor(5) as pool:
+        watcher = pool.submit(watch)
+        try:
+            silence, turn = JIT_S, 0
+            while time.monotonic() < end:
+                turn += 1
+                if silence:
+                    first_token(head, silence)
+                    said[ask(silence + 120)] += 1
+                    first_token(head, 0)
+                silence = PREFILL_S if turn % 3 == 0 else 0
+                load_until = min(end, time.monotonic() + 90)
+                while time.monotonic() < load_until:
+                    said.update(pool.map(ask, [120.0] * 4))
+                over.wait(min(60, max(0, end - time.monotonic())))  # nobody asks
+        finally:
+            over.set()
+        watcher.result()
+    last = watchdog_state(head)["last_incident"]
     after = {name: node.rank_identity() for name, node in nodes.items()}
-    print(
-        f"requests {dict(said)}; states seen {dict(names)}; last incident {state['last_incident'] and state['last_incident']['id']}"
-    )
-    quiet = after == before and state["last_incident"] == incident and set(names) <= {"serving", "degraded"}
+    print(f"requests {dict(said)}; states seen {dict(names)}; last incident {last and last['id']}")
+    quiet = after == before and last == incident and set(names) <= {"serving", "degraded"}
     print("no false restart" if quiet else "the ranks were launched anew, or an incident was written")
     return 0 if quiet else 1
 

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import http.client
 import itertools
 import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import docker.errors
 import pytest
-from fleet import HEAD, ROOT, SANDBOX, WORKER, Node, run_playbook, stream_completion, wait_until
+from fleet import (
+    ENDPOINT,
+    HEAD,
+    ROOT,
+    SANDBOX,
+    WORKER,
+    Node,
+    run_playbook,
+    stream_completion,
+    wait_until,
+    watchdog_state,
+)
 
-ADDRESS = "198.18.0.11"
-STATE = "/var/lib/gb10-fleet/watchdog/alpha/state.json"
 OURS = {"watchdog_wheels": f"{ROOT}/.cache/watchdog-wheels", "watchdog_settings": {"interval_s": 5, "settled_s": 20}}
 VARS = ("-e", "@molecule/watchdog/vars/watchdog.yml", "-e", json.dumps(OURS))
 LIMIT_S = 60
@@ -23,56 +35,70 @@ LIMIT_S = 60
 LOOK_S = 3
 
 
-class Requests(threading.Thread):
-    """One short stream after the other until the end of the block; each has LIMIT_S of silence."""
+def ask(number: int) -> str:
+    """How one short stream ended."""
+    body = {"model": "tiny", "max_tokens": 200, "stream": True, "ignore_eos": True}
+    body["messages"] = [{"role": "user", "content": f"Request {number}"}]
+    connection = http.client.HTTPConnection(ENDPOINT.removeprefix("http://"), timeout=LIMIT_S)
+    try:
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        if answer.status != 200:
+            return f"HTTP {answer.status}"
+        lines = answer.read().split(b"\n\n")
+        pieces = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
+        if any("error" in piece for piece in pieces):
+            return "an error ends the stream"
+        ends = [choice["finish_reason"] for piece in pieces for choice in piece.get("choices", [])]
+        assert len({piece["id"] for piece in pieces}) == 1 and sum(map(bool, ends)) <= 1, "answered twice"
+        return "answered" if any(ends) else "cut off"
+    except (OSError, http.client.HTTPException, json.JSONDecodeError) as e:
+        return type(e).__name__
+    finally:
+        connection.close()
 
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.over = threading.Event()
-        self.outcomes: list[tuple[str, float]] = []
 
-    def ask(self, number: int) -> str:
-        body = {"model": "tiny", "max_tokens": 200, "stream": True, "ignore_eos": True}
-        body["messages"] = [{"role": "user", "content": f"Request {number}"}]
-        connection = http.client.HTTPConnection(ADDRESS, 8000, timeout=LIMIT_S)
-        try:
-            connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            if answer.status != 200:
-                return f"HTTP {answer.status}"
-            lines = answer.read().split(b"\n\n")
-            pieces = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
-            if any("error" in piece for piece in pieces):
-                return "an error ends the stream"
-            ends = [choice["finish_reason"] for piece in pieces for choice in piece.get("choices", [])]
-            assert len({piece["id"] for piece in pieces}) == 1 and sum(map(bool, ends)) <= 1, "answered twice"
-            return "answered" if any(ends) else "cut off"
-        except (OSError, http.client.HTTPException, json.JSONDecodeError) as e:
-            return type(e).__name__
-        finally:
-            connection.close()
+@contextlib.contextmanager
+def requests(asks: bool = True) -> Iterator[list[tuple[str, float]]]:
+    """One stream after the other, each with LIMIT_S of silence: (outcome, seconds). What is wrong with one fails the block."""
+    outcomes: list[tuple[str, float]] = []
+    over = threading.Event()
 
-    def run(self) -> None:
-        while not self.over.is_set():
+    def run() -> None:
+        while not over.is_set():
             begin = time.monotonic()
-            self.outcomes.append((self.ask(len(self.outcomes)), time.monotonic() - begin))
-            if self.outcomes[-1][0] != "answered":
-                self.over.wait(2)
+            outcomes.append((ask(len(outcomes)), time.monotonic() - begin))
+            if outcomes[-1][0] != "answered":
+                over.wait(2)
 
-    def __enter__(self) -> Requests:
-        self.start()
-        return self
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run) if asks else None
+        try:
+            if running:
+                until_answered(outcomes)
+            yield outcomes
+            if running:
+                until_answered(outcomes)
+        finally:
+            over.set()
+        if running:
+            running.result(LIMIT_S + 60)
 
-    def __exit__(self, *_: object) -> None:
-        self.over.set()
-        self.join(LIMIT_S + 60)
-        assert not self.is_alive(), "a request hangs"
+
+def until_answered(outcomes: list[tuple[str, float]]) -> None:
+    done = len(outcomes)
+    wait_until("a request is answered", lambda: any(outcome == "answered" for outcome, _s in outcomes[done:]), 900)
+
+
+def counted(outcomes: list[tuple[str, float]]) -> str:
+    found = collections.Counter(outcome for outcome, _seconds in outcomes)
+    return f"requests {dict(sorted(found.items()))}, longest {max((s for _o, s in outcomes), default=0):.1f} s"
 
 
 def state(nodes: dict[str, Node]) -> dict[str, Any]:
     """What the watchdog has on disk; {} while its node is down."""
     try:
-        return json.loads(nodes[HEAD].run("cat", STATE))["state"]
+        return watchdog_state(nodes[HEAD])
     except (docker.errors.APIError, AssertionError, ValueError):
         return {}
 
@@ -89,35 +115,25 @@ def outage(
     """The incident of a fault, after it serves again with no more launches than these."""
     wait_until("the watchdog serves", lambda: serves(nodes), 900, LOOK_S)
     before = (state(nodes)["last_incident"] or {}).get("id")
-    requests = Requests()
-    if not idle:
-        requests.start()
-        wait_until("a request is answered", lambda: requests.outcomes)
-    begin = time.time()
-    fault()
 
     def over() -> bool:
         found = state(nodes)
         return found.get("name") == "serving" and (found["last_incident"] or {}).get("id") not in (None, before)
 
-    wait_until(f"{name}: it serves again", over, 1800, LOOK_S)
+    with requests(asks=not idle) as outcomes:
+        begin = time.time()
+        fault()
+        wait_until(f"{name}: it serves again", over, 1800, LOOK_S)
     incident: dict[str, Any] = state(nodes)["last_incident"]
-    if not idle:
-        answered = len(requests.outcomes)
-        wait_until("requests are answered again", lambda: "answered" in [o for o, _s in requests.outcomes[answered:]])
-        requests.__exit__()
     at = {line["what"]: line["at"] - begin for line in incident["timeline"]}
     load = at["ready"] - at["workers up"]
-    outcomes = [outcome for outcome, _seconds in requests.outcomes]
     print(
         f"\n{name}: {incident['rule']} of {incident['node']}; noticed {at['detected']:.1f} s, ready {at['ready']:.1f} s, "
-        f"load {load:.1f} s, so {at['ready'] - load:+.1f} s; {len(incident['tries'])} launch; requests "
-        f"{ {one: outcomes.count(one) for one in sorted(set(outcomes))} }, "
-        f"longest {max((s for _o, s in requests.outcomes), default=0):.1f} s"
+        f"load {load:.1f} s, so {at['ready'] - load:+.1f} s; {len(incident['tries'])} launch; {counted(outcomes)}"
     )
     assert incident["outcome"] == "recovered"
     assert len(incident["tries"]) <= launches
-    assert stream_completion(f"http://{ADDRESS}:8000", "tiny").strip()
+    assert stream_completion(ENDPOINT, "tiny").strip()
     return incident
 
 
@@ -175,8 +191,9 @@ def test_both_ranks_killed(watched) -> None:
 @pytest.mark.parametrize("name", [WORKER, HEAD])
 def test_a_docker_daemon_that_restarts(watched, name) -> None:
     # The ranks' end is seen before the daemon's: the first launch may find no Docker, and says so.
-    fault = lambda: watched[name].run("systemctl", "restart", "docker")  # noqa: E731
-    incident = outage(watched, f"dockerd of {name}", fault, launches=2)
+    incident = outage(
+        watched, f"dockerd of {name}", lambda: watched[name].run("systemctl", "restart", "docker"), launches=2
+    )
     assert incident["rule"] in ("rank-gone", "docker-silent", "fatal-line")
 
 
@@ -191,18 +208,14 @@ def test_a_fabric_that_is_cut_for_a_minute(watched) -> None:
     before = state(watched)["last_incident"]
     links = json.loads(watched[WORKER].run("ip", "-json", "address"))
     fabric = next(a["ifname"] for a in links if any(i.get("local") == "198.51.100.12" for i in a["addr_info"]))
-    with Requests() as requests:
-        wait_until("a request is answered", lambda: requests.outcomes)
+    with requests() as outcomes:
         watched[WORKER].run("ip", "link", "set", fabric, "down")
-        time.sleep(60)
+        time.sleep(60)  # the fault itself lasts so long
         watched[WORKER].run("ip", "link", "set", fabric, "up")
-        done = len(requests.outcomes)
-        wait_until("requests are answered again", lambda: "answered" in [o for o, _s in requests.outcomes[done:]], 900)
-    outcomes = [outcome for outcome, _seconds in requests.outcomes]
-    print(f"\nfabric cut: requests { {one: outcomes.count(one) for one in sorted(set(outcomes))} }")
+    print(f"\nfabric cut: {counted(outcomes)}")
     wait_until("the watchdog serves", lambda: state(watched).get("name") == "serving", 900)
     assert state(watched)["last_incident"] == before
-    assert stream_completion(f"http://{ADDRESS}:8000", "tiny").strip()
+    assert stream_completion(ENDPOINT, "tiny").strip()
 
 
 def test_what_a_person_wants_is_kept_across_a_reboot(watched) -> None:

@@ -110,6 +110,12 @@ class Node:
         return rank["Id"], rank["State"]["StartedAt"]
 
 
+def watchdog_state(head: Node) -> dict[str, Any]:
+    """What the watchdog of cluster alpha has on its node's disk. Fails while the node is down."""
+    state: dict[str, Any] = json.loads(head.run("cat", "/var/lib/gb10-fleet/watchdog/alpha/state.json"))["state"]
+    return state
+
+
 def sandbox_nodes(*names: str) -> dict[str, Node]:
     client = docker.from_env()
     return {name: Node(name, client) for name in names or (HEAD, WORKER)}
@@ -130,9 +136,7 @@ def sandbox_inventory(folder: Path, count: int) -> Path:
     (target / "group_vars").mkdir(parents=True)
     (target / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
     site = (ROOT / SANDBOX / "group_vars/all.yml").read_text()
-    key = str(ROOT / ".sandbox")
-    for text in ("{{ inventory_dir | default('inventories/sandbox') }}/../../.sandbox",):
-        site = site.replace(text, key)
+    site = site.replace("{{ inventory_dir | default('inventories/sandbox') }}/../../.sandbox", str(ROOT / ".sandbox"))
     (target / "group_vars/all.yml").write_text(site)
     (target / "zz_constructed.yml").write_text((ROOT / SANDBOX / "zz_constructed.yml").read_text())
     return target
