@@ -46,10 +46,10 @@ from ansible_collections.gb10.fleet.plugins.module_utils._rank_state import (
 
 display = Display()
 
-# A look costs a node half a second of CPU, which a start is short of: the wait on the node sees an end at once, and the stages that
-# something depends on.
+# A look costs a node half a second of CPU, which a start is short of: the wait on the node sees an end at once, and the two stages
+# that something depends on. A rank's last line before the server's is that of its KV cache.
 LONG_POLL_S = 8.0
-TURNS = ("rendezvous", "load", "kv_cache", "server", "ready")
+LISTEN_S = 2.0
 # How often an engine is asked whose log says nothing of its stages.
 ASK_S = 5.0
 # After the first sign of trouble every rank is looked at once more, so that the first error by time is known, not the loudest.
@@ -235,10 +235,13 @@ class ActionModule(ActionBase):
                 "timeout_s": PROBE_S,
                 **({"api_key_file": self.args["api_key_file"]} if self.args["api_key_file"] else {}),
             }
+            # Asked once its log says that it serves, or after the wait: some never say so.
+            if self._speaks():
+                wanted.update(wait_for=["ready"], timeout_s=self._patience_s())
         elif last.get("at"):
             # Wait on the node, where an end shows within a quarter of a second.
-            after = [s for s in TURNS if later(s, last.get("stage"))]
-            wanted.update(wait_for=after or ["ready"], timeout_s=self._patience_s())
+            turn = "kv_cache" if later("kv_cache", last.get("stage")) else "ready"
+            wanted.update(wait_for=[turn], timeout_s=self._patience_s())
             quiet = last.get("still_since")
             wanted["gpu"] = bool(
                 self.args["gpu"] and quiet and time.time() - quiet > self.settings["budgets"]["still_s"] / 2
@@ -248,17 +251,23 @@ class ActionModule(ActionBase):
     def _may_answer(self) -> bool:
         if self.rank != 0 or self.report.get("answer"):
             return False
-        engine = (self.report.get("labels") or {}).get(LABEL_ENGINE, "vllm")
-        if not engine.startswith("vllm") and time.time() - self.asked_at >= ASK_S:
+        if not self._speaks() and time.time() - self.asked_at >= ASK_S:
             # An engine whose log says nothing of its stages is asked from time to time.
             self.asked_at = time.time()
             return True
-        return ORDER[stage_of(self.report)] >= ORDER["server"]
+        return ORDER[stage_of(self.report)] >= ORDER["kv_cache"]
+
+    def _speaks(self) -> bool:
+        """Whether the engine's log tells its stages."""
+        return str((self.report.get("labels") or {}).get(LABEL_ENGINE, "vllm")).startswith("vllm")
 
     def _patience_s(self) -> float:
         """How long a look may wait on the node: the answer of the head waits for one more look at every other rank."""
+        own = ORDER[stage_of(self.report)]
+        if self.rank == 0:
+            return LISTEN_S if own >= ORDER["server"] else LONG_POLL_S
         head = ORDER[stage_of(self.board.get(f"{self.members[0]}.json") or {})]
-        return 0.3 if head >= ORDER["server"] else 1.0 if head >= ORDER["kv_cache"] else LONG_POLL_S
+        return 0.3 if head >= ORDER["server"] else 1.0 if max(own, head) >= ORDER["kv_cache"] else LONG_POLL_S
 
     def _alarmed(self) -> bool:
         alarm = self.board.get("alarm")

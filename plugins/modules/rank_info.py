@@ -98,6 +98,10 @@ options:
     description: Socket of the Docker engine.
     type: path
     default: /var/run/docker.sock
+  holds_dir:
+    description: Folder of the notes to the watchdog (see C(watchdog_holds_dir) of the role watchdog).
+    type: path
+    default: /var/lib/gb10-fleet/hold
 """
 
 EXAMPLES = r"""
@@ -168,6 +172,7 @@ rank:
     last_lines: {description: "Last lines of the log.", type: list, elements: str, returned: with O(log)}
     cursor: {description: "To be given back as O(cursor).", type: dict, returned: with O(log)}
     gpu: {description: "utilization_percent, power_w, sm_clock_mhz, temperature_celsius; or error.", type: dict, returned: with O(gpu)}
+    holds: {description: "Names of the notes that tell this node's watchdog to keep off - paused, stopped.", type: list, elements: str, returned: always}
     launch: {description: "holder, controller, pid, since of a launch that is under way on this node.", type: dict, returned: always}
     memory: {description: "total_kib, free_kib, available_kib of the node.", type: dict, returned: always}
     guard: {description: "unit, active, sub, since of the memory guard.", type: dict, returned: with O(guard_unit)}
@@ -182,6 +187,7 @@ rank:
     node_time: {description: "Clock of the node (seconds since 1970).", type: float, returned: always}
 """  # noqa: E501
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping
@@ -216,6 +222,7 @@ HELPERS = ("docker-init", "tini", "catatonit", "sleep", "sh", "bash", "dumb-init
 POLL_S = 0.25
 GPU_TIMEOUT_S = 11.0
 SERVING_LOCK = "/run/gb10-fleet/serving.lock"
+HOLDS = "/var/lib/gb10-fleet/hold"
 # What is null until it is known.
 UNKNOWN = (
     *(
@@ -344,6 +351,8 @@ class RankInfo:
         elif p["gpu"]:
             rank["gpu"] = self.gpu()
         rank["launch"] = launch()
+        with contextlib.suppress(OSError):
+            rank["holds"] = sorted(os.listdir(p["holds_dir"]))  # noqa: PTH208
         rank["memory"] = memory()
         rank["node_time"] = time.time()
         return rank
@@ -360,7 +369,7 @@ class RankInfo:
         rank.update(
             exists=inspect is not None, running=False, status="absent", labels={}, stages={}, waits={}, notes={}
         )
-        rank.update(facts={}, last_lines=[], kernel_lines=[])
+        rank.update(facts={}, last_lines=[], kernel_lines=[], holds=[])
         if inspect is None:
             return rank
         state, config = inspect["State"], inspect["Config"]
@@ -531,6 +540,7 @@ def main() -> None:
             "kernel": {"type": "bool", "default": False},
             "activity": {"type": "bool", "default": False},
             "docker_socket": {"type": "path", "default": "/var/run/docker.sock"},
+            "holds_dir": {"type": "path", "default": HOLDS},
         },
         supports_check_mode=True,
     )

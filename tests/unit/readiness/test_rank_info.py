@@ -39,6 +39,13 @@ def test_a_container_that_is_not_there_is_an_answer(call: Any) -> None:
     assert rank["memory"]["total_kib"] > 0
 
 
+def test_notes_to_the_watchdog_are_named(call: Any, tmp_path: Path) -> None:
+    """serve.yml takes back only what is there."""
+    assert call(holds_dir=str(tmp_path / "none"))["rank"]["holds"] == []
+    (tmp_path / "stopped").touch()
+    assert call(holds_dir=str(tmp_path))["rank"]["holds"] == ["stopped"]
+
+
 def test_the_cheap_look_reads_no_log(call: Any, docker: Any) -> None:
     """The fast path of serve.yml: state, spec and processes, two questions to the engine."""
     docker.container()
