@@ -41,9 +41,11 @@ def test_a_container_that_is_not_there_is_an_answer(call: Any) -> None:
 
 def test_notes_to_the_watchdog_are_named(call: Any, tmp_path: Path) -> None:
     """serve.yml takes back only what is there."""
-    assert call(holds_dir=str(tmp_path / "none"))["rank"]["holds"] == []
-    (tmp_path / "stopped").touch()
-    assert call(holds_dir=str(tmp_path))["rank"]["holds"] == ["stopped"]
+    folder = tmp_path / "hold"
+    assert call(holds_dir=str(folder))["rank"]["holds"] == []
+    folder.mkdir()
+    (folder / "stopped").touch()
+    assert call(holds_dir=str(folder))["rank"]["holds"] == ["stopped"]
 
 
 def test_the_cheap_look_reads_no_log(call: Any, docker: Any) -> None:
