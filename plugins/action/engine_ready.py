@@ -191,6 +191,11 @@ class ActionModule(ActionBase):
 
     def _look(self) -> None:
         """One call of rank_info on the node, and what follows from comparing it with the last one."""
+        answer = self.report.get("answer")
+        if answer and not self._alarmed() and time.time() - answer["at"] < LISTEN_S:
+            # It answered just now; what is missing is a look at the other ranks.
+            time.sleep(SETTLE_S / 8)
+            return
         wanted = self._rank_info_arguments()
         begun = time.time()
         failure, rank = None, None
@@ -267,7 +272,7 @@ class ActionModule(ActionBase):
         if self.rank == 0:
             return LISTEN_S if own >= ORDER["server"] else LONG_POLL_S
         head = ORDER[stage_of(self.board.get(f"{self.members[0]}.json") or {})]
-        return 0.3 if head >= ORDER["server"] else 1.0 if max(own, head) >= ORDER["kv_cache"] else LONG_POLL_S
+        return 0.3 if head >= ORDER["warm"] else 1.0 if max(own, head) >= ORDER["kv_cache"] else LONG_POLL_S
 
     def _alarmed(self) -> bool:
         alarm = self.board.get("alarm")

@@ -47,5 +47,4 @@ class FilterModule:
             "engine_words": _rank_spec.engine_words,
             "engine_mod_files": mods_with_files,
             "docker_run": _rank_spec.docker_run_text,
-            "docker_container": _rank_spec.docker_container_options,
         }

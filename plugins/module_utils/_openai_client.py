@@ -58,27 +58,32 @@ class Endpoint:
 
     @contextlib.contextmanager
     def request(
-        self, method: str, path: str, deadline: Deadline, body: Mapping[str, Any] | bytes | None = None
-    ) -> Iterator[tuple[http.client.HTTPResponse, Any]]:
-        """The open response and its socket (so that the caller can bound each read)."""
+        self, method: str, path: str, deadline: Deadline, body: Mapping[str, Any] | None = None
+    ) -> Iterator[tuple[http.client.HTTPResponse, Any, float]]:
+        """The open response, its socket (so that the caller can bound each read), and when the request began to leave."""
         kind = http.client.HTTPSConnection if self.tls else http.client.HTTPConnection
         connection = kind(self.host, self.port, timeout=deadline.left())
-        headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        connection.putrequest(method, self.base + path)
+        connection.putheader("Accept", "application/json")
+        connection.putheader("Content-Type", "application/json")
+        if data is not None:
+            connection.putheader("Content-Length", str(len(data)))
         if self.key:
-            headers["Authorization"] = f"Bearer {self.key}"
+            connection.putheader("Authorization", f"Bearer {self.key}")
+        begun = time.monotonic()
         try:
             connection.connect()
             sock = connection.sock
-            data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-            connection.request(method, self.base + path, data, headers)
+            connection.endheaders(data)
             sock.settimeout(deadline.left())
-            yield connection.getresponse(), sock
+            yield connection.getresponse(), sock, begun
         finally:
             connection.close()
 
     def models(self, deadline: Deadline) -> tuple[int, list[str]]:
         """Status and the ids of /v1/models."""
-        with self.request("GET", "/v1/models", deadline) as (response, dummy):
+        with self.request("GET", "/v1/models", deadline) as (response, dummy, dummy):
             body = response.read(1 << 20)
             if response.status != 200:
                 return response.status, []
@@ -88,7 +93,7 @@ class Endpoint:
         self, method: str, path: str, deadline: Deadline, body: Mapping[str, Any] | None = None
     ) -> tuple[int, str]:
         """Status and body of any other request, such as /metrics or /tokenize."""
-        with self.request(method, path, deadline, body) as (response, sock):
+        with self.request(method, path, deadline, body) as (response, sock, dummy):
             pieces = []
             while piece := response.read1(1 << 20):
                 pieces.append(piece)
@@ -110,22 +115,21 @@ class Endpoint:
             **extra,
         }
         answer = _Answer()
-        data = json.dumps(body).encode()  # a megabyte of prompt takes milliseconds: not the engine's
-        begun = time.monotonic()
-        with self.request("POST", "/v1/chat/completions", deadline, data) as (response, sock):
+        with self.request("POST", "/v1/chat/completions", deadline, body) as (response, sock, begun):
             if response.status != 200:
                 text = response.read(4096).decode("utf-8", "replace")
                 return answer.result(response.status, begun, _message(text) or f"HTTP {response.status}")
             while True:
                 sock.settimeout(deadline.left())
                 line = response.readline()
+                at = time.monotonic() - begun
                 if not line:
                     break
                 if line.startswith(b"data:"):
                     data = line[5:].strip()
                     if data == b"[DONE]":
                         break
-                    answer.event(json.loads(data), time.monotonic() - begun)
+                    answer.event(json.loads(data), at)
             return answer.result(200, begun)
 
 

@@ -445,39 +445,3 @@ def _option_lines(words: list[str]) -> list[str]:
         else:
             lines[-1] += " " + shlex.quote(word)
     return lines
-
-
-def docker_container_options(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The spec as parameters of ``community.docker.docker_container`` (all but ``state``)."""
-    options: dict[str, Any] = {
-        "name": spec["name"],
-        "image": spec["image"],
-        "command": [*spec["entrypoint"][1:], *spec["argv"]],
-        "command_handling": "correct",
-        "env": dict(spec["env"]),
-        "mounts": [
-            {"type": "bind", "source": m["source"], "target": m["target"], "read_only": m["read_only"]}
-            for m in spec["mounts"]
-        ],
-        "ulimits": [f"{name}:{limit['soft']}:{limit['hard']}" for name, limit in spec["ulimits"].items()],
-        "capabilities": list(spec["cap_add"]),
-        "devices": [f"{device}:{device}:rwm" for device in spec["devices"]],
-        "network_mode": spec["network_mode"],
-        "shm_size": spec["shm_size"],
-        "init": spec["init"],
-        "stop_timeout": spec["stop_timeout_s"],
-        "restart_policy": spec["restart_policy"],
-        "labels": dict(spec["labels"]),
-    }
-    if spec["entrypoint"]:
-        options["entrypoint"] = [spec["entrypoint"][0]]
-    if spec["ipc_mode"]:
-        options["ipc_mode"] = spec["ipc_mode"]
-    if spec["memory"]:
-        options["memory"] = spec["memory"]
-    if spec["memory_swap"]:
-        options["memory_swap"] = spec["memory_swap"]
-    if spec["gpus"]:
-        # Without a driver the module compares unequal on every run and recreates the container, i.e. reloads the model.
-        options["device_requests"] = [{"driver": "nvidia", "count": -1, "capabilities": [["gpu"]]}]
-    return options

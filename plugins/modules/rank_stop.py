@@ -83,6 +83,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gb10.fleet.plugins.module_utils._command import run
+from ansible_collections.gb10.fleet.plugins.module_utils._docker_api import Docker, DockerError
 from ansible_collections.gb10.fleet.plugins.module_utils._rank_spec import LABEL_CLUSTER, LABEL_PORT, LABEL_RANK
 
 LISTEN = "0A"
@@ -116,8 +117,9 @@ class RankStop:
     def __init__(self, module: AnsibleModule) -> None:
         self.module = module
         self.params = module.params
+        self.engine = Docker(timeout_s=60)
 
-    def docker(self, *words: str, timeout_s: float = 60) -> str:
+    def docker(self, *words: str, timeout_s: float) -> None:
         answer = run(["docker", *words], timeout_s)
         shown = " ".join(answer.argv)
         if answer.missing:
@@ -128,23 +130,22 @@ class RankStop:
             )
         if not answer.ok and "No such container" not in answer.err:
             self.module.fail_json(msg=f"`{shown}` failed: {answer.err.strip() or answer.out.strip()}")
-        return answer.out
 
     def find(self) -> list[dict[str, Any]]:
-        wanted = [["--filter", f"label={LABEL_CLUSTER}"]]
-        wanted += [["--filter", f"name=^/?{name}$"] for name in self.params["names"]]
+        wanted = [{"label": [LABEL_CLUSTER]}]
+        if names := self.params["names"]:
+            wanted.append({"name": [f"^/?{name}$" for name in names]})
         found: dict[str, dict[str, Any]] = {}
-        for words in wanted:
-            for line in self.docker("ps", "--all", "--no-trunc", *words, "--format", "{{json .}}").splitlines():
-                row = json.loads(line)
-                labels = dict(part.split("=", 1) for part in row.get("Labels", "").split(",") if "=" in part)
-                found[row["ID"]] = {
-                    "id": row["ID"][:12],
-                    "name": row["Names"],
+        for filters in wanted:
+            for row in self.engine.get("/containers/json", {"all": "true", "filters": json.dumps(filters)}):
+                labels = row.get("Labels") or {}
+                found[row["Id"]] = {
+                    "id": row["Id"][:12],
+                    "name": row["Names"][0].lstrip("/"),
                     "cluster": labels.get(LABEL_CLUSTER, ""),
                     "rank": labels.get(LABEL_RANK, ""),
                     "port": labels.get(LABEL_PORT, ""),
-                    "status": row.get("State") or row.get("Status", ""),
+                    "status": row["State"],
                 }
         return list(found.values())
 
@@ -153,8 +154,9 @@ class RankStop:
         for container in containers:
             if container["status"] != "running":
                 continue
-            rows = self.docker("top", container["id"], "-eo", "pid").splitlines()[1:]
-            pids += [int(row) for row in rows if row.strip().isdigit()]
+            with contextlib.suppress(DockerError):  # it ended between two questions
+                rows = self.engine.get(f"/containers/{container['id']}/top", {"ps_args": "-eo pid"})["Processes"]
+                pids += [int(row[0]) for row in rows]
         return process_starts(pids)
 
     def stop(self, container: dict[str, Any]) -> None:
@@ -217,7 +219,10 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    module.exit_json(**RankStop(module).apply())
+    try:
+        module.exit_json(**RankStop(module).apply())
+    except DockerError as exc:
+        module.fail_json(msg=str(exc))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@
 
 Writes JSON lines to OUTPUT until SIGTERM, SIGINT or the limit: one `start`, then samples (`s`), then one `end` with what grew.
 Memory comes from /proc/meminfo, temperature from the thermal zones, GPU readings from nvidia-smi. A call of nvidia-smi costs tens
-of milliseconds of CPU: it is asked so seldom that it stays under 0.2 % of a core. Which process took major faults is looked up when
-the kernel counted some (every ten seconds at most) and at the end, the sampler's own apart. A driver that hangs is asked once.
+of milliseconds of CPU: after the first it is asked so seldom that all calls together stay under 0.2 % of a core. Which process took
+major faults is looked up when the kernel counted some (every ten seconds at most) and at the end, the sampler's own apart. A driver
+that hangs is asked once.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ class Sampler:
         self.zones = [Kept(zone / "temp") for zone in acpi or zones]
         self.out = open(options.output, "w", encoding="utf-8", buffering=1)  # noqa: PTH123, SIM115
         self.lines = 0
-        self.gpu_due, self.gpu_error, self.scan_due = 0.0, "", 0.0
+        self.began, self.scan_due = 0.0, 0.0
+        self.gpu_due, self.gpu_cost_s, self.gpu_error = 0.0, 0.0, ""
         self.driver: str | None = None
         self.faults_seen: dict[int, int] = {}
         self.sources: dict[str, dict[str, Any]] = {}
@@ -177,7 +179,8 @@ class Sampler:
             return {}
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         cost = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        self.gpu_due = now + max(self.options.gpu_every, cost / GPU_SHARE)
+        self.gpu_cost_s += cost
+        self.gpu_due = max(now + self.options.gpu_every, self.began + (self.gpu_cost_s + cost) / GPU_SHARE)
         row = rows[0] if rows else {}
         self.driver = row.get(DRIVER)
         values = {
@@ -209,7 +212,7 @@ class Sampler:
         self.kernel_faults = figure(self.vmstat.read(), "pgmajfault")
         first_kernel = self.kernel_faults
         self.write("start", engines=[pid for pid, yes in self.engines.items() if yes], every=self.options.every)
-        began = time.monotonic()
+        self.began = began = time.monotonic()
         # Not before the engine is at work: idle readings say nothing.
         self.gpu_due = began + min(2 * self.options.every, self.options.gpu_every)
         usage = [resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)]

@@ -185,7 +185,7 @@ def test_a_kit_keeps_its_entrypoint_and_gets_its_settings_as_environment() -> No
     assert ours["env"]["MODEL_DIR"].endswith("/snapshots/25a44fdbf16862a46b7cc9921142c6c81350af2f")
     assert (ours["env"]["NODE_RANK"], ours["env"]["HEAD_IP"]) == ("1", "198.51.100.11")
     assert ours["env"]["LIMIT_MM"] == '{"image":100}', "braces that are no place are left alone"
-    assert "entrypoint" not in _rank_spec.docker_container_options(ours)
+    assert "--entrypoint" not in _rank_spec.docker_run_argv(ours)
 
 
 # --- options -------------------------------------------------------------------------------------------------------------
