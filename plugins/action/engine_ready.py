@@ -48,7 +48,7 @@ display = Display()
 
 # A look costs a node half a second of CPU, which a start is short of: the wait on the node sees an end at once, and the two stages
 # that something depends on. A rank's last line before the server's is that of its KV cache.
-LONG_POLL_S = 8.0
+LONG_POLL_S = 10.0
 LISTEN_S = 2.0
 # How often an engine is asked whose log says nothing of its stages.
 ASK_S = 5.0
@@ -243,7 +243,7 @@ class ActionModule(ActionBase):
             # Asked once its log says that it serves, or after the wait: some never say so.
             if self._speaks():
                 wanted.update(wait_for=["ready"], timeout_s=self._patience_s())
-        elif last.get("at"):
+        else:
             # Wait on the node, where an end shows within a quarter of a second.
             turn = "kv_cache" if later("kv_cache", last.get("stage")) else "ready"
             wanted.update(wait_for=[turn], timeout_s=self._patience_s())
