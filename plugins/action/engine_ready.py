@@ -13,6 +13,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import queue
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,9 +49,10 @@ from ansible_collections.gb10.fleet.plugins.module_utils._rank_state import (
 display = Display()
 
 # A look costs a node half a second of CPU, which a start is short of: the wait on the node sees an end at once, and the two stages
-# that something depends on. A rank's last line before the server's is that of its KV cache.
-LONG_POLL_S = 10.0
+# that something depends on. A rank's last line before the server's is that of its KV cache. What another rank found ends the wait.
+LONG_POLL_S = 5.0
 LISTEN_S = 2.0
+BOARD_S = 0.1
 # How often an engine is asked whose log says nothing of its stages.
 ASK_S = 5.0
 # After the first sign of trouble every rank is looked at once more, so that the first error by time is known, not the loudest.
@@ -194,21 +197,18 @@ class ActionModule(ActionBase):
         answer = self.report.get("answer")
         if answer and not self._alarmed() and time.time() - answer["at"] < LISTEN_S:
             # It answered just now; what is missing is a look at the other ranks.
-            time.sleep(SETTLE_S / 8)
+            time.sleep(BOARD_S)
             return
-        wanted = self._rank_info_arguments()
-        begun = time.time()
-        failure, rank = None, None
-        try:
-            result = self._execute_module("gb10.fleet.rank_info", wanted, task_vars=self.vars)
-            if result.get("failed"):
-                failure = str(result.get("msg") or "rank_info failed").strip()
-            else:
-                rank = dict(result["rank"])
-        except AnsibleConnectionFailure as exc:
-            failure = " ".join(str(exc.message).split())
-        except AnsibleError as exc:
-            failure = " ".join(str(exc).split())
+        wanted, begun = self._rank_info_arguments(), time.time()
+        came: queue.SimpleQueue[tuple[str | None, dict[str, Any] | None]] = queue.SimpleQueue()
+        threading.Thread(target=lambda: came.put(self._ask(wanted)), daemon=True).start()
+        while True:
+            try:
+                failure, rank = came.get(timeout=BOARD_S)
+                break
+            except queue.Empty:
+                if self._overtaken(begun, "wait_for" in wanted):
+                    return  # the wait on the node ends by itself, and nobody hears it
         now = time.time()
         if rank is None:
             self.report.setdefault("failing_since", begun)
@@ -216,6 +216,25 @@ class ActionModule(ActionBase):
             time.sleep(1)
             return
         self._compare(rank, now)
+
+    def _ask(self, wanted: dict[str, Any]) -> tuple[str | None, dict[str, Any] | None]:
+        """``(why not, the rank)`` of one call of rank_info."""
+        try:
+            result = self._execute_module("gb10.fleet.rank_info", wanted, task_vars=self.vars)
+        except AnsibleConnectionFailure as exc:
+            return " ".join(str(exc.message).split()), None
+        except AnsibleError as exc:
+            return " ".join(str(exc).split()), None
+        if result.get("failed"):
+            return str(result.get("msg") or "rank_info failed").strip(), None
+        return None, dict(result["rank"])
+
+    def _overtaken(self, begun: float, waits: bool) -> bool:
+        """Whether it is decided already, or a look that waits has to be a look at once."""
+        if self.board.get("verdict") or self.board.get("ready"):
+            return True
+        news = [self.board.get("alarm"), self.board.get("answered")]
+        return waits and any(found is not None and found["at"] > begun for found in news)
 
     def _rank_info_arguments(self) -> dict[str, Any]:
         last = self.report
@@ -243,7 +262,7 @@ class ActionModule(ActionBase):
             # Asked once its log says that it serves, or after the wait: some never say so.
             if self._speaks():
                 wanted.update(wait_for=["ready"], timeout_s=self._patience_s())
-        else:
+        elif self._seen_since_answer():
             # Wait on the node, where an end shows within a quarter of a second.
             turn = "kv_cache" if later("kv_cache", last.get("stage")) else "ready"
             wanted.update(wait_for=[turn], timeout_s=self._patience_s())
@@ -266,13 +285,14 @@ class ActionModule(ActionBase):
         """Whether the engine's log tells its stages."""
         return str((self.report.get("labels") or {}).get(LABEL_ENGINE, "vllm")).startswith("vllm")
 
+    def _seen_since_answer(self) -> bool:
+        """Whether the head's answer, if it came, waits for no look at this rank."""
+        answered = self.board.get("answered")
+        return answered is None or float(self.report["at"]) >= answered["at"]
+
     def _patience_s(self) -> float:
-        """How long a look may wait on the node: the answer of the head waits for one more look at every other rank."""
-        own = ORDER[stage_of(self.report)]
-        if self.rank == 0:
-            return LISTEN_S if own >= ORDER["server"] else LONG_POLL_S
-        head = ORDER[stage_of(self.board.get(f"{self.members[0]}.json") or {})]
-        return 0.3 if head >= ORDER["warm"] else 1.0 if max(own, head) >= ORDER["kv_cache"] else LONG_POLL_S
+        """How long a look may wait on the node."""
+        return LISTEN_S if ORDER[stage_of(self.report)] >= ORDER["server"] else LONG_POLL_S
 
     def _alarmed(self) -> bool:
         alarm = self.board.get("alarm")
@@ -290,6 +310,7 @@ class ActionModule(ActionBase):
         report["still_since"] = (last.get("still_since") or last.get("at") or now) if self._still(rank, now) else None
         if (rank.get("probe") or {}).get("ok"):
             report["answer"] = {"at": now, "probe": rank["probe"], "gpu": rank.get("gpu")}
+            self.board.put("answered", {"at": now})
         elif last.get("answer"):
             report["answer"] = last["answer"]
         report["refusing_since"] = self._refusing_since(rank)
@@ -333,8 +354,8 @@ class ActionModule(ActionBase):
                 # An earlier trouble that went away again.
                 alarm = {"at": now}
                 self.board.put("alarm", alarm)
-            looked_again = all(
-                r["at"] >= alarm["at"] + SETTLE_S for r in reports.values() if r.get("failing_since") is None
+            looked_again = len(ordered) == len(self.members) and all(
+                r["at"] >= alarm["at"] + SETTLE_S for r in ordered if r.get("failing_since") is None
             )
             if looked_again or now - alarm["at"] > SETTLE_LIMIT_S:
                 first = first_cause(found, self.vars["topology_addresses"])

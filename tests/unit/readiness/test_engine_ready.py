@@ -135,6 +135,25 @@ def test_ready_needs_every_rank_alive_after_the_completion(cluster: Cluster) -> 
     assert not cluster.results["spark-01"].get("failed")
 
 
+@pytest.mark.parametrize("ends", ["an end", "an answer"])
+def test_what_one_rank_finds_ends_the_waits_of_the_others(cluster: Cluster, ends: str) -> None:
+    """A look may wait on its node for seconds: neither a failure nor the last proof of life waits for that."""
+    released = threading.Event()
+
+    def worker(args: dict[str, Any], t: float) -> dict[str, Any]:
+        if "wait_for" in args:
+            released.wait(15)
+        return rank("kv_cache")
+
+    cluster.nodes["spark-02"] = worker
+    if ends == "an end":
+        cluster.nodes["spark-01"] = lambda args, t: rank("load", running=t < 0.3, status="exited", exit_code=1)
+    took = cluster.wait()
+    released.set()
+    assert took < 10
+    assert bool(cluster.results["spark-01"].get("failed")) is (ends == "an end")
+
+
 def test_the_log_is_never_asked_for_twice(cluster: Cluster) -> None:
     cluster.wait()
     looks = [arguments for host, arguments in cluster.calls if host == "spark-02"]
