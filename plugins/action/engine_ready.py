@@ -36,6 +36,7 @@ from ansible_collections.gb10.fleet.plugins.module_utils._rank_state import (
     diagnosis,
     duration,
     first_cause,
+    group_since,
     message,
     mismatch,
     progress_data,
@@ -305,7 +306,7 @@ class ActionModule(ActionBase):
         report["first_started_at"] = last.get("first_started_at") or rank["started_at"]
         group = BUDGET_OF[stage_of(rank)]
         same = last.get("group") == group
-        report.update(group=group, group_since=last["group_since"] if same else now)
+        report.update(group=group, group_since=last["group_since"] if same else group_since(report, now))
         report["stopped_since"] = (last.get("stopped_since") or now) if rank.get("processes_stopped") else None
         report["still_since"] = (last.get("still_since") or last.get("at") or now) if self._still(rank, now) else None
         if (rank.get("probe") or {}).get("ok"):

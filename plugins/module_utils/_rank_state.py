@@ -137,6 +137,17 @@ def rendezvous_since(reports: Sequence[Mapping[str, Any]]) -> float | None:
     )
 
 
+def group_since(report: Mapping[str, Any], now: float) -> float:
+    """Since when a rank is in the group of stages that its budget covers, by its log (controller's clock), else ``now``."""
+    group = BUDGET_OF[stage_of(report)]
+    times = [
+        _when(report, text)
+        for stage, text in (report.get("stages") or {}).items()
+        if BUDGET_OF[stage] == group and moment(text) is not None
+    ]
+    return min([*times, now])
+
+
 def _connection(report: Mapping[str, Any], settings: Mapping[str, Any], now: float) -> Trouble | None:
     since = report.get("failing_since")
     limit = settings["budgets"]["unreachable_s"]
@@ -272,6 +283,8 @@ def first_cause(troubles: Sequence[Trouble], addresses: Mapping[str, str] | None
     unknown = [t for t in troubles if t.strength == 2]
     if telling:
         first = min(telling, key=lambda t: t.when)
+        # The same mistake on several ranks at once: their clocks do not say who was first, the lowest rank speaks for all.
+        first = next(t for t in telling if t.id == first.id and t.when - first.when <= SAME_EVENT_S)
         earlier = [t for t in unknown if t.when < first.when - SAME_EVENT_S]
         return min(earlier, key=lambda t: t.when) if earlier else first
     for one in sorted((t for t in troubles if t.strength == 1), key=lambda t: t.when):

@@ -65,6 +65,35 @@ def judge(*reports: Mapping[str, Any], now: float = NOW) -> tuple[state.Trouble 
     return first, state.diagnosis("alpha", {r["host"]: r for r in reports}, first, found, 42.0)
 
 
+def test_the_same_mistake_on_every_rank_is_told_by_the_head() -> None:
+    """A checkpoint that no rank has: whose look came first, or 0.3 s between two clocks, is no cause."""
+    line = "FileNotFoundError: No such file or directory: '/m/model.safetensors'"
+    ranks = []
+    for host, second in ((HEAD, "08.6"), (WORKER, "08.3")):
+        at = f"2026-11-29T12:18:{second}Z"
+        fatal = {
+            "id": "ckpt-missing-file",
+            "kind": "cause",
+            "time": at,
+            "line": line,
+            "groups": {"path": "/m/model.safetensors"},
+        }
+        ranks.append(report(host, fatal=fatal, first_error={"time": at, "line": line}, **ended(1)))
+    first = judge(*ranks)[0]
+    assert first is not None and (first.host, first.id) == (HEAD, "ckpt-missing-file")
+
+
+def test_a_stage_counts_from_its_own_line() -> None:
+    """Not from the look that found it: of ranks that wait for each other, the one that waited first is named."""
+    stages = {"config": "2026-11-29T12:18:00Z", "rendezvous": "2026-11-29T12:18:01.5Z"}
+    now = state.moment("2026-11-29T12:18:06Z")
+    assert now is not None
+    waiting = report(stage="rendezvous", stages=stages)
+    assert state.group_since(waiting, now) == state.moment("2026-11-29T12:18:01.5Z")
+    assert state.group_since(report(stage="load", stages=stages), now) == now
+    assert state.group_since(report(stage="rendezvous", stages={"rendezvous": "11-29 12:18:01"}), now) == now
+
+
 def test_healthy_ranks_are_no_trouble() -> None:
     assert judge(report(HEAD), report())[0] is None
 
