@@ -234,8 +234,12 @@ class ActionModule(ActionBase):
         """Whether it is decided already, or a look that waits has to be a look at once."""
         if self.board.get("verdict") or self.board.get("ready"):
             return True
-        news = [self.board.get("alarm"), self.board.get("answered")]
+        news = [self.board.get("alarm"), self._answer()]
         return waits and any(found is not None and found["at"] > begun for found in news)
+
+    def _answer(self) -> dict[str, Any] | None:
+        """The head's answer, as its report says."""
+        return (self.board.get(f"{self.members[0]}.json") or {}).get("answer")
 
     def _rank_info_arguments(self) -> dict[str, Any]:
         last = self.report
@@ -288,8 +292,8 @@ class ActionModule(ActionBase):
 
     def _seen_since_answer(self) -> bool:
         """Whether the head's answer, if it came, waits for no look at this rank."""
-        answered = self.board.get("answered")
-        return answered is None or float(self.report["at"]) >= answered["at"]
+        answer = self._answer()
+        return answer is None or float(self.report["at"]) >= answer["at"]
 
     def _patience_s(self) -> float:
         """How long a look may wait on the node."""
@@ -311,7 +315,6 @@ class ActionModule(ActionBase):
         report["still_since"] = (last.get("still_since") or last.get("at") or now) if self._still(rank, now) else None
         if (rank.get("probe") or {}).get("ok"):
             report["answer"] = {"at": now, "probe": rank["probe"], "gpu": rank.get("gpu")}
-            self.board.put("answered", {"at": now})
         elif last.get("answer"):
             report["answer"] = last["answer"]
         report["refusing_since"] = self._refusing_since(rank)

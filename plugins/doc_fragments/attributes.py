@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """Documentation fragments: ``attributes`` (descriptions) and ``attributes.read_only`` (for modules that change nothing)."""
+    """Documentation fragments: ``attributes`` (descriptions), ``attributes.full``, ``attributes.read_only`` (changes nothing)."""
 
     DOCUMENTATION = r"""
 options: {}
@@ -25,6 +25,17 @@ attributes:
     support: full
     membership:
       - gb10.fleet.all
+"""
+
+    FULL = r"""
+options: {}
+attributes:
+  check_mode:
+    support: full
+  diff_mode:
+    support: full
+  idempotent:
+    support: full
 """
 
     READ_ONLY = r"""

@@ -47,6 +47,13 @@ class Docker:
         except ValueError as exc:
             raise DockerError(f"The Docker engine answered GET {path} with something that is not JSON.") from exc
 
+    def find(self, path: str) -> dict[str, Any] | None:
+        """As :meth:`get`, None where there is no such thing."""
+        try:
+            return dict(self.get(path))
+        except DockerNotFound:
+            return None
+
     def stream(self, path: str, query: dict[str, str] | None = None) -> Iterator[bytes]:
         """The body of the answer to ``GET path``, piece by piece. The caller may stop reading at any time."""
         words = "&".join(f"{name}={quote(value)}" for name, value in (query or {}).items())

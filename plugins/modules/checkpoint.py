@@ -21,14 +21,8 @@ author:
   - The gb10.fleet maintainers (@gb10-fleet)
 extends_documentation_fragment:
   - gb10.fleet.attributes
+  - gb10.fleet.attributes.full
   - gb10.fleet.checkpoint
-attributes:
-  check_mode:
-    support: full
-  diff_mode:
-    support: full
-  idempotent:
-    support: full
 options:
   state:
     description: V(complete) fetches what is missing; V(absent) removes files, manifest and cache of verifications.

@@ -18,13 +18,7 @@ author:
   - The gb10.fleet maintainers (@gb10-fleet)
 extends_documentation_fragment:
   - gb10.fleet.attributes
-attributes:
-  check_mode:
-    support: full
-  diff_mode:
-    support: full
-  idempotent:
-    support: full
+  - gb10.fleet.attributes.full
 options:
   state:
     description:

@@ -196,7 +196,7 @@ from typing import TYPE_CHECKING, Any
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gb10.fleet.plugins.module_utils import _node
-from ansible_collections.gb10.fleet.plugins.module_utils._docker_api import Docker, DockerError, DockerNotFound
+from ansible_collections.gb10.fleet.plugins.module_utils._docker_api import Docker, DockerError
 
 # The cheap look imports no more than this: a node compiles a module's files on every call. The rest is imported where it is used.
 if TYPE_CHECKING:
@@ -358,11 +358,7 @@ class RankInfo:
         return rank
 
     def inspect(self) -> dict[str, Any] | None:
-        try:
-            answer = self.docker.get(f"/containers/{self.params['container']}/json")
-        except DockerNotFound:
-            return None
-        return dict(answer)
+        return self.docker.find(f"/containers/{self.params['container']}/json")
 
     def state(self, inspect: dict[str, Any] | None) -> dict[str, Any]:
         rank: dict[str, Any] = dict.fromkeys(UNKNOWN)

@@ -18,13 +18,7 @@ author:
   - The gb10.fleet maintainers (@gb10-fleet)
 extends_documentation_fragment:
   - gb10.fleet.attributes
-attributes:
-  check_mode:
-    support: full
-  diff_mode:
-    support: full
-  idempotent:
-    support: full
+  - gb10.fleet.attributes.full
 options:
   spec:
     description: The rank spec, as M(gb10.fleet.topology) rendered it.
@@ -66,8 +60,8 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible_collections.gb10.fleet.plugins.module_utils import _rank_spec
-from ansible_collections.gb10.fleet.plugins.module_utils._command import run
-from ansible_collections.gb10.fleet.plugins.module_utils._docker_api import Docker, DockerError, DockerNotFound
+from ansible_collections.gb10.fleet.plugins.module_utils._docker_api import Docker, DockerError
+from ansible_collections.gb10.fleet.plugins.module_utils._docker_command import docker
 
 
 def as_wanted(found: Mapping[str, Any], image_id: str, spec: Mapping[str, Any]) -> bool:
@@ -101,33 +95,14 @@ class RankStart:
         self.spec: dict[str, Any] = module.params["spec"]
         self.engine = Docker(module.params["docker_socket"])
 
-    def ask(self, path: str) -> dict[str, Any] | None:
-        try:
-            return dict(self.engine.get(path))
-        except DockerNotFound:
-            return None
-
-    def docker(self, argv: list[str]) -> str:
-        limit = self.module.params["timeout_s"]
-        answer = run(argv, limit)
-        shown = " ".join(argv[:2])
-        if answer.missing:
-            self.module.fail_json(msg="There is no docker command on this node. Install the Docker engine.")
-        if answer.timed_out:
-            self.module.fail_json(msg=f"`{shown}` gave no answer within {limit} s. Run: systemctl status docker")
-        if not answer.ok:
-            said = (answer.err.strip() or answer.out.strip()).removesuffix("See 'docker run --help'.").strip()
-            self.module.fail_json(msg=f"`{shown}` of {self.spec['name']} failed: {said}")
-        return answer.out.strip()
-
     def apply(self) -> dict[str, Any]:
         spec, argv = self.spec, _rank_spec.docker_run_argv(self.spec)
-        image = self.ask(f"/images/{spec['image']}/json")
+        image = self.engine.find(f"/images/{spec['image']}/json")
         if image is None and not self.module.check_mode:
             self.module.fail_json(
                 msg=f"The image {spec['image']} is not on this node. Run: ansible-playbook gb10.fleet.prepare"
             )
-        found = self.ask(f"/containers/{spec['name']}/json")
+        found = self.engine.find(f"/containers/{spec['name']}/json")
         if found and image and as_wanted(found, image["Id"], spec):
             return {"changed": False, "container_id": found["Id"], "argv": argv}
         result: dict[str, Any] = {"changed": True, "container_id": None, "argv": argv}
@@ -140,9 +115,10 @@ class RankStart:
                 msg=f"{', '.join(missing)} is not on this node, and {spec['name']} reads it. "
                 "Run: ansible-playbook gb10.fleet.prepare"
             )
+        limit = self.module.params["timeout_s"]
         if found:
-            self.docker(["docker", "rm", "--force", found["Id"]])
-        return {**result, "container_id": self.docker(argv)}
+            docker(["docker", "rm", "--force", found["Id"]], limit, spec["name"])
+        return {**result, "container_id": docker(argv, limit, spec["name"])}
 
 
 def main() -> None:

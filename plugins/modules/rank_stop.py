@@ -21,13 +21,7 @@ author:
   - The gb10.fleet maintainers (@gb10-fleet)
 extends_documentation_fragment:
   - gb10.fleet.attributes
-attributes:
-  check_mode:
-    support: full
-  diff_mode:
-    support: full
-  idempotent:
-    support: full
+  - gb10.fleet.attributes.full
 options:
   names:
     description: Containers to stop by name as well, labelled or not.
@@ -82,8 +76,8 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible_collections.gb10.fleet.plugins.module_utils._command import run
-from ansible_collections.gb10.fleet.plugins.module_utils._docker_api import Docker, DockerError
+from ansible_collections.gb10.fleet.plugins.module_utils._docker_api import Docker, DockerError, DockerNotFound
+from ansible_collections.gb10.fleet.plugins.module_utils._docker_command import docker
 from ansible_collections.gb10.fleet.plugins.module_utils._rank_spec import LABEL_CLUSTER, LABEL_PORT, LABEL_RANK
 
 LISTEN = "0A"
@@ -119,18 +113,6 @@ class RankStop:
         self.params = module.params
         self.engine = Docker(timeout_s=60)
 
-    def docker(self, *words: str, timeout_s: float) -> None:
-        answer = run(["docker", *words], timeout_s)
-        shown = " ".join(answer.argv)
-        if answer.missing:
-            self.module.fail_json(msg="There is no docker command on this node. Install the Docker engine.")
-        if answer.timed_out:
-            self.module.fail_json(
-                msg=f"`{shown}` gave no answer within {timeout_s:.0f} s. Run: systemctl status docker"
-            )
-        if not answer.ok and "No such container" not in answer.err:
-            self.module.fail_json(msg=f"`{shown}` failed: {answer.err.strip() or answer.out.strip()}")
-
     def find(self) -> list[dict[str, Any]]:
         wanted = [{"label": [LABEL_CLUSTER]}]
         if names := self.params["names"]:
@@ -161,8 +143,9 @@ class RankStop:
 
     def stop(self, container: dict[str, Any]) -> None:
         grace = self.params["stop_timeout_s"]
-        self.docker("stop", "--time", str(grace), container["id"], timeout_s=grace + 60)
-        self.docker("rm", "--force", container["id"], timeout_s=120)
+        with contextlib.suppress(DockerNotFound):
+            docker(["docker", "stop", "--time", str(grace), container["id"]], grace + 60)
+            docker(["docker", "rm", "--force", container["id"]], 120)
 
     @staticmethod
     def kill(processes: dict[int, str]) -> None:

@@ -104,7 +104,7 @@ class Sampler:
         self.out = open(options.output, "w", encoding="utf-8", buffering=1)  # noqa: PTH123, SIM115
         self.lines = 0
         self.began, self.scan_due = 0.0, 0.0
-        self.gpu_due, self.gpu_cost_s, self.gpu_error = 0.0, 0.0, ""
+        self.gpu_due, self.gpu_error = 0.0, ""
         self.driver: str | None = None
         self.faults_seen: dict[int, int] = {}
         self.sources: dict[str, dict[str, Any]] = {}
@@ -178,9 +178,9 @@ class Sampler:
             self.gpu_error = str(error)
             return {}
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        cost = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        self.gpu_cost_s += cost
-        self.gpu_due = max(now + self.options.gpu_every, self.began + (self.gpu_cost_s + cost) / GPU_SHARE)
+        spent = after.ru_utime + after.ru_stime  # by all calls so far: there are no other children
+        cost = spent - before.ru_utime - before.ru_stime
+        self.gpu_due = max(now + self.options.gpu_every, self.began + (spent + cost) / GPU_SHARE)
         row = rows[0] if rows else {}
         self.driver = row.get(DRIVER)
         values = {
