@@ -210,6 +210,9 @@ class ActionModule(ActionBase):
             except queue.Empty:
                 if self._overtaken(begun, "wait_for" in wanted):
                     return  # the wait on the node ends by itself, and nobody hears it
+                if self.rank == 0:
+                    # What the other ranks reach is said when they reach it, not after this look.
+                    self._progress(self._reports())
         now = time.time()
         if rank is None:
             self.report.setdefault("failing_since", begun)
